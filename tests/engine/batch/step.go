@@ -44,6 +44,10 @@ func (m StepModel) duration(w work) time.Duration {
 	if w.tokens == 0 {
 		return 0
 	}
-	ms := m.Base + m.PerToken*float64(w.tokens) + m.Attention*w.attention + m.DecodeContext*w.context
-	return max(1, time.Duration(ms*max(1, w.drag)*float64(time.Millisecond)))
+	return max(1, time.Duration(m.MS(w.tokens, w.attention, w.context)*max(1, w.drag)*float64(time.Millisecond)))
+}
+
+// MS returns how many milliseconds a step with so many tokens and these sums takes.
+func (m StepModel) MS(tokens int, attention, context float64) float64 {
+	return m.Base + m.PerToken*float64(tokens) + m.Attention*attention + m.DecodeContext*context
 }

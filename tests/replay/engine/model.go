@@ -4,41 +4,36 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
-// Model is how fast an engine is, and how much it holds. A step takes, in
-// milliseconds:
-//
-//	Step + Token·tokens + Attention·Σ n·(k + n/2) + Context·context
-//
-// for all tokens in the step, n prefilled tokens of each prompt behind k earlier
-// ones, and the tokens of context of all decoding requests.
+// Model is how fast an engine is, and how much it holds.
 type Model struct {
 	Name string
 	// Budget is the most tokens in one step.
 	Budget int
-	// Step, Token, Attention and Context are in milliseconds.
-	Step, Token, Attention, Context float64
+	batch.StepModel
 	// Memory is the share of the KV tokens of a worker that this engine has.
 	Memory float64
-	// Mocker says that steps take as long as in Dynamo's engine simulator, in place of the formula.
+	// Mocker says that steps take as long as in Dynamo's engine simulator, in place of that formula.
 	Mocker bool
 }
 
 // models are the presets; none is calibrated.
 var models = []Model{
 	// About an 8B model on one H100.
-	{Name: "h100", Budget: 4096, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
+	{Name: "h100", Budget: 4096, StepModel: batch.DefaultStepModel, Memory: 1},
 	// About the same on a card of a third of its speed, in small steps.
-	{Name: "small", Budget: 2048, Step: 12, Token: 0.12, Attention: 4e-6, Context: 1.5e-4, Memory: 1},
+	{Name: "small", Budget: 2048, StepModel: batch.StepModel{Base: 12, PerToken: 0.12, Attention: 4e-6, DecodeContext: 1.5e-4}, Memory: 1},
 	// A card of twice the speed, in large steps.
-	{Name: "big", Budget: 8192, Step: 6, Token: 0.018, Attention: 0.7e-6, Context: 2.5e-5, Memory: 1},
+	{Name: "big", Budget: 8192, StepModel: batch.StepModel{Base: 6, PerToken: 0.018, Attention: 0.7e-6, DecodeContext: 2.5e-5}, Memory: 1},
 	// A model with dear attention, which leaves little memory.
-	{Name: "attention", Budget: 4096, Step: 10, Token: 0.03, Attention: 6e-6, Context: 2e-4, Memory: 0.65},
+	{Name: "attention", Budget: 4096, StepModel: batch.StepModel{Base: 10, PerToken: 0.03, Attention: 6e-6, DecodeContext: 2e-4}, Memory: 0.65},
 	// The default one with other steps.
-	{Name: "steps_40ms", Budget: 4096, Step: 40, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
-	{Name: "steps_2k", Budget: 2048, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
-	{Name: "steps_16k", Budget: 16384, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
+	{Name: "steps_40ms", Budget: 4096, StepModel: batch.StepModel{Base: 40, PerToken: 0.04, Attention: 1.5e-6, DecodeContext: 5e-5}, Memory: 1},
+	{Name: "steps_2k", Budget: 2048, StepModel: batch.DefaultStepModel, Memory: 1},
+	{Name: "steps_16k", Budget: 16384, StepModel: batch.DefaultStepModel, Memory: 1},
 	// That of Dynamo 1.6.1, with its default timing.
 	{Name: "mocker", Budget: 8192, Memory: 1, Mocker: true},
 }
@@ -68,7 +63,7 @@ func Find(name string) (*Model, error) {
 // usage the share of the KV memory that they fill. Attention is the sum n·(k + n/2) of the prefills.
 func (m *Model) StepMS(decoding, context, prefilled int, attention, usage float64) (ms float64) {
 	if !m.Mocker {
-		return m.Step + m.Token*float64(decoding+prefilled) + m.Attention*attention + m.Context*float64(context)
+		return m.MS(decoding+prefilled, attention, float64(context))
 	}
 	if n := float64(prefilled); n > 0 {
 		ms = 16.50142 + 0.01518344*n + 4.209989e-7*n*n

@@ -177,5 +177,5 @@ func Geomean(values []float64) float64 {
 // work returns the time of a request's tokens, without that which each step of an engine takes anyway.
 func (r *replay) work(q *request) float64 {
 	n, k := float64(q.In-q.Cached), float64(q.Cached)
-	return r.Engine.Token*(n+float64(q.Out)) + r.Engine.Attention*n*(k+n/2)
+	return r.Engine.PerToken*(n+float64(q.Out)) + r.Engine.Attention*n*(k+n/2)
 }
