@@ -166,6 +166,7 @@ func (h *homed) again(t *testing.T, e *engine.Engine) {
 // worker. Then only the other worker holds the conversation.
 func TestSessionLeavesAHomeThatForgot(t *testing.T) {
 	h := startHomed(t, 2, 1)
+	h.chat = ask(prose(h.rng, 64_000, 64_000)).streamed() // worth a move by far, whatever speeds the router has learned
 	home, _ := h.turn(t)
 	wait := h.busy(t, home)
 	away, _ := h.turn(t)
