@@ -149,20 +149,6 @@ func (f *Framer) next() (Frame, bool) {
 	return Frame{}, false
 }
 
-var quickStart, quickEnd = []byte("data: "), []byte("\n\n")
-
-// Whole returns the frame of a read that is one event of the usual form, if no other
-// event has begun. Such a read need not be written if nothing in it is edited.
-func (f *Framer) Whole(p []byte) (frame Frame, ok bool) {
-	if !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
-		!bytes.HasPrefix(p, quickStart) || !bytes.HasSuffix(p, quickEnd) {
-		return frame, false
-	}
-	data := p[len(quickStart) : len(p)-len(quickEnd)]
-	ok = bytes.IndexByte(data, '\n') < 0 && bytes.IndexByte(data, '\r') < 0
-	return Frame{Data: data, Lines: 1}, ok
-}
-
 // read reads an event up to its end, and returns false if that has not come yet. A
 // comment before the first field, which may keep a connection alive, is an event of
 // its own. An empty line is one, too.

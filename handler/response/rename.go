@@ -90,16 +90,6 @@ func resize(resp *http.Response, length int64) {
 	}
 }
 
-// renamedEvent returns what the client gets of a read that is one event.
-func (b *Body) renamedEvent(p []byte, f rawjson.Frame) []byte {
-	at := b.name.in(f.Data, b.NameAt)
-	if at.Len() == 0 {
-		return p
-	}
-	begin := len(p) - len("\n\n") - len(f.Data)
-	return slices.Replace(p, begin+at.Start, begin+at.End, b.name.text...)
-}
-
 // renamedEvents returns what the client gets of the next bytes of a stream that is not read otherwise.
 func (b *Body) renamedEvents(p []byte, last bool) []byte {
 	b.frames.Write(p, false)

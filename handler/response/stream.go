@@ -20,14 +20,8 @@ import (
 // client gets of them: whole events. It returns nil in place of err if the stream goes on elsewhere.
 func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	r, before := b.reader, b.reader.Chunks()
-	var fault error
-	f, whole := b.frames.Whole(p)
-	if whole = whole && !b.edits(); whole {
-		fault = b.event(t, f)
-	} else {
-		b.frames.Write(p, false)
-		fault = b.events(t)
-	}
+	b.frames.Write(p, false)
+	fault := b.events(t)
 	b.tellID()
 	if r.Chunks() != before {
 		b.Sum.Last = t
@@ -35,27 +29,19 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	begun := r.FirstToken() || r.Failed() || r.Done() || r.Others() > maxUnread || err != nil
 	b.Listener.Received(t, len(p), r.Chunks(), begun)
 	if fault != nil {
-		if !whole {
-			out, f = b.frames.Before(), b.stopped
-		}
+		out = b.frames.Before()
 		if b.move(fault) {
 			if errors.Is(fault, errAbortedText) {
-				out = append(out, b.textOf(f)...)
+				out = append(out, b.textOf(b.stopped)...)
 			}
 			return out, nil
 		}
 		if errors.Is(fault, errShape) {
 			return out, fault
 		}
-		if !whole {
-			b.pass(t)
-		}
+		b.pass(t)
 	}
-	if out = p; !whole {
-		out = b.frames.Forward()
-	} else if b.Name != "" {
-		out = b.renamedEvent(p, f)
-	}
+	out = b.frames.Forward()
 	if err != nil {
 		return b.last(t, err)
 	}
