@@ -1,9 +1,6 @@
 package rawjson
 
-import (
-	"bytes"
-	"sync"
-)
+import "bytes"
 
 // MaxFrame is the length of the longest event that is read or changed, in bytes.
 const MaxFrame = 1 << 20
@@ -24,7 +21,7 @@ type Frame struct {
 // Lines end in LF, CRLF or CR, and reads may cut them anywhere. Comments and
 // empty lines between events are in no frame. An event that lies in one read is
 // not copied, unless it has several lines of data. The zero value is ready for
-// use, for one stream; NewFramer and Release reuse the memory of others.
+// use, for one stream.
 //
 // Give each read to Write, and call Next until it returns false. Forward then returns
 // the bytes to forward. The Framer holds an event back until it is whole. Edit and Drop
@@ -41,27 +38,6 @@ type Framer struct {
 	now  event  // being read
 	last event  // the frame that was returned
 	stream
-}
-
-// maxReused is the longest memory of a Framer that another one reuses, in bytes.
-const maxReused = 64 << 10
-
-var framers sync.Pool
-
-// NewFramer returns a Framer with the memory of one that was released.
-func NewFramer() *Framer {
-	if f, ok := framers.Get().(*Framer); ok {
-		return f
-	}
-	return new(Framer)
-}
-
-// Release gives a Framer's memory to another one. What it returned is not valid any more.
-func (f *Framer) Release() {
-	if cap(f.held)+cap(f.data)+cap(f.out) <= maxReused {
-		*f = Framer{held: f.held[:0], data: f.data[:0], out: f.out[:0]}
-		framers.Put(f)
-	}
 }
 
 // event is the state of an event that is being read. The indices are into b, and

@@ -144,7 +144,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 		b.Mover = nil
 	}
 	if o.Stream && b.frames == nil {
-		b.frames = rawjson.NewFramer()
+		b.frames = new(rawjson.Framer)
 	}
 	if b.Mover != nil {
 		b.Mover.Track(b.reader)
@@ -179,10 +179,6 @@ func (b *Body) Read(p []byte) (int, error) {
 	b.after = err
 	if m < len(out) {
 		b.rest = slices.Clone(out[m:]) // it may be the framer's
-	}
-	if err != nil && b.frames != nil {
-		b.frames.Release()
-		b.frames = nil
 	}
 	if len(b.rest) > 0 {
 		err = nil

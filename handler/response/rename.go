@@ -37,7 +37,7 @@ func (b *Body) rename(resp *http.Response) {
 	b.setName(b.Name)
 	switch kind := body.MediaType(resp.Header); {
 	case kind == body.EventStream:
-		b.frames = rawjson.NewFramer()
+		b.frames = new(rawjson.Framer)
 		resize(resp, -1)
 	case body.IsJSON(kind):
 		b.renameBeginning(resp)

@@ -312,7 +312,7 @@ func (b *Body) move(why error) bool {
 	}
 	if end := b.reader.End(); end != "" { // no engine needs to be asked for that
 		_ = from.Close()
-		b.from, b.ends, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), nil, rawjson.NewFramer(), nil
+		b.from, b.ends, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), nil, new(rawjson.Framer), nil
 		b.reader.Revive(nil)
 		return true
 	}
@@ -327,7 +327,7 @@ func (b *Body) move(why error) bool {
 	if rest.Name != "" {
 		b.setName(rest.Name)
 	}
-	b.frames = rawjson.NewFramer()
+	b.frames = new(rawjson.Framer)
 	b.reader.Revive(rest.Splicer)
 	b.named = false
 	return true
