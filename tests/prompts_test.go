@@ -343,7 +343,7 @@ func TestLongPromptsGoWhereTheyFit(t *testing.T) {
 func TestConversationOutgrowsItsWorker(t *testing.T) {
 	for _, flavour := range []engine.Flavour{engine.VLLM, engine.SGLang, engine.LlamaCpp} {
 		t.Run(string(flavour), func(t *testing.T) {
-			s, short, long := twoContexts(t, flavour)
+			s, short, long := twoContexts(t, flavour, "policy round_robin")
 			before := s.scrape(t)
 			moved := 0
 			for i := range uint64(6) {
