@@ -31,7 +31,8 @@ const (
 
 // observe records the time from the earliest start of a lease's prefill to its first
 // token. It ignores the time of a prefill that may have waited: for memory, or for requests of
-// other clients. The lock is held.
+// other clients. A first token that comes after that of a later prefill was late: its prefill
+// belongs to the later one's time. The lock is held.
 func (s *Scheduler) observe(l *Lease, now time.Time) {
 	ld := l.load
 	if l.work.tokens == 0 {
@@ -44,12 +45,13 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 			since = time.Time{} // the start of this prefill is unknown
 		}
 	}
-	if since.IsZero() || s.lackedMemory(l) || ld.external.isQueued(now) {
+	last := ld.timing
+	follows := last != nil && last.until.Equal(since)
+	if since.IsZero() || s.lackedMemory(l) || ld.external.isQueued(now) || l.passed && !follows {
 		ld.timing = nil
 		return
 	}
-	last := ld.timing
-	if last != nil && last.until.Equal(since) && (last.ms < longTiming || now.Sub(since) < together) {
+	if follows && (last.ms < longTiming || l.passed || now.Sub(since) < together) {
 		l.timing = last
 	} else {
 		l.own, l.timing = timing{}, &l.own

@@ -45,6 +45,34 @@ func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
+// TestLateFirstTokensAreNoTimings has the first token of a long prefill come after that of the short one behind it,
+// as from another router: the long one took the time of the short one, and not what passed after that.
+func TestLateFirstTokensAreNoTimings(t *testing.T) {
+	for name, over := range map[string]bool{"the answer goes on": false, "the answer is over": true} {
+		s, ts := declared(1)
+		long, short := book(s, ts, 19000, epoch), book(s, ts, 200, epoch)
+		short.FirstToken(after(500))
+		if over {
+			short.End(true, nil)
+		}
+		long.FirstToken(after(510))
+		x, ms, learned := lastTiming(t, s, long, true)
+		short.End(true, nil)
+		want := workOf(19000, 0)
+		want.add(workOf(200, 0))
+		if over && learned {
+			t.Errorf("%s: %v in %v ms", name, x, ms)
+		}
+		if !over && (ms != 510 || !near(x.tokens, want.tokens, 1e-9)) {
+			t.Errorf("%s: %v in %v ms, want %+v in 510", name, x, ms, want)
+		}
+		if samples(s) != 1 {
+			t.Errorf("%s: %d timings are learned", name, samples(s))
+		}
+		idle(t, s, ts, epoch)
+	}
+}
+
 func TestFailedLeaseSpoilsItsTiming(t *testing.T) {
 	for failed := range 3 {
 		s, ts := declared(1)
