@@ -45,8 +45,8 @@ func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
-// TestLateFirstTokensAreNoTimings has the first token of a long prefill come after that of the short one behind it,
-// as from another router: the long one took the time of the short one, and not what passed after that.
+// TestLateFirstTokensAreNoTimings has the first token of a long prefill come after that of the short one
+// behind it, as from another router. The long one was over by then.
 func TestLateFirstTokensAreNoTimings(t *testing.T) {
 	for name, over := range map[string]bool{"the answer goes on": false, "the answer is over": true} {
 		s, ts := declared(1)
