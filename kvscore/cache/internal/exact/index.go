@@ -1,6 +1,7 @@
 package exact
 
 import (
+	"hash/maphash"
 	"sync"
 	"unsafe"
 )
@@ -130,7 +131,7 @@ const (
 
 // New returns an empty index that keeps at most memory bytes.
 func New(memory int64) *Index {
-	x := &Index{bound: memory}
+	x := &Index{bound: memory, names: names{seed: maphash.MakeSeed()}}
 	x.reset()
 	return x
 }

@@ -100,6 +100,23 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 	}
 }
 
+// TestFullIndexKeepsItsSize stores new chains in a full index: it evicts about as many blocks.
+func TestFullIndexKeepsItsSize(t *testing.T) {
+	const bound = 2_500_000
+	x := New(bound)
+	least, most := int64(bound), int64(0)
+	for i := range uint64(600) {
+		c := chainOf(i, 512)
+		feed(x, 0, c, namesOf(1, c), 512)
+		if n := x.Blocks(0, Device); x.Incomplete(0) {
+			least, most = min(least, n), max(most, n)
+		}
+	}
+	if least < bound/75 || most*4 > least*5 {
+		t.Errorf("%d to %d blocks", least, most)
+	}
+}
+
 // TestRefusals has what cannot be recorded.
 func TestRefusals(t *testing.T) {
 	x := New(1 << 20)

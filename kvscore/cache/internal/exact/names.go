@@ -1,14 +1,18 @@
 package exact
 
 import (
+	"hash/maphash"
 	"maps"
 	"math/bits"
 )
 
 // names leads from the engines' names to blocks that have a set. A map never shrinks by itself, and what is
-// deleted leaves holes. So names copies a map that has lost half of its names. There are many maps, so that
-// no copy takes long.
+// deleted leaves holes. So names copies a map that has lost a quarter of its names. There are many maps, so
+// that no copy takes long. They differ in size, so that not all double at the same time.
+//
+// Some engines' names are weak hashes of what clients choose. The hash that finds the map is therefore keyed.
 type names struct {
+	seed  maphash.Seed
 	parts [256]part
 	bytes int64
 }
@@ -18,7 +22,11 @@ type part struct {
 	added int // to the map, which is larger than what it has
 }
 
-func (n *names) part(name uint64) *part { return &n.parts[name*0x9e3779b97f4a7c15>>56] }
+// part returns the map for a name. The first map has twice as many names as the last.
+func (n *names) part(name uint64) *part {
+	h := maphash.Comparable(n.seed, name) >> 48
+	return &n.parts[h*(h+2<<16)/(3<<32/uint64(len(n.parts)))]
+}
 
 // get returns the block of a name, 0 if there is none.
 func (n *names) get(name uint64) place { return n.part(name).of[name] }
@@ -37,7 +45,7 @@ func (n *names) put(name uint64, at place) {
 func (n *names) delete(name uint64) {
 	p := n.part(name)
 	delete(p.of, name)
-	if left := len(p.of); left*2 < p.added {
+	if left := len(p.of); left*4 < p.added*3 {
 		to := make(map[uint64]place, left)
 		maps.Copy(to, p.of)
 		p.of = to
