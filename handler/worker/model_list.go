@@ -13,7 +13,8 @@ const MaxModelList = 1 << 20
 
 // ModelList is a worker's own list of its models.
 type ModelList struct {
-	Entries []ModelEntry // in its order
+	Entries []ModelEntry   // in its order
+	places  map[string]int // of entries that Add added, by id
 }
 
 // ModelEntry is a model's id, its JSON in the list, and its root there. Names with one root may be one
@@ -32,13 +33,24 @@ const MaxModels = 4096
 func (l *ModelList) Add(e ModelEntry) {
 	shown := utf8.ValidString(e.ID) && strings.IndexFunc(e.ID, unicode.IsControl) < 0
 	if e.ID != "" && shown && l.Find(e.ID) == nil && len(l.Entries) < MaxModels {
+		if l.places == nil {
+			l.places = make(map[string]int)
+		}
+		l.places[e.ID] = len(l.Entries)
 		l.Entries = append(l.Entries, e)
 	}
 }
 
-// Find returns the entry of a model, nil if the list, which may be nil, lacks it.
+// Find returns the entry of a model, nil if the list, which may be nil, lacks it. Searching a short list
+// is faster than a map.
 func (l *ModelList) Find(model string) *ModelEntry {
-	if l != nil {
+	switch {
+	case l == nil:
+	case len(l.places) > 4:
+		if i, ok := l.places[model]; ok {
+			return &l.Entries[i]
+		}
+	default:
 		for i := range l.Entries {
 			if l.Entries[i].ID == model {
 				return &l.Entries[i]

@@ -95,7 +95,7 @@ func TestRequestLimitInJSON(t *testing.T) {
 
 // TestLoadFactor shows what it costs to send a request to a worker that loads models on demand.
 func TestLoadFactor(t *testing.T) {
-	of := func(entries ...ModelEntry) *ModelList { return &ModelList{entries} }
+	of := func(entries ...ModelEntry) *ModelList { return &ModelList{Entries: entries} }
 	x, y := ModelEntry{ID: "x"}, ModelEntry{ID: "y"}
 	for name, v := range map[string]struct {
 		kind string
