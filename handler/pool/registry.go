@@ -51,6 +51,7 @@ type registry struct {
 
 	mu        sync.RWMutex
 	workers   map[string]*worker.Worker // by dial address
+	swept     time.Time                 // when idle workers were last dropped for want of room
 	overflow  *worker.Worker            // stands for the workers above maxOverflow
 	blockSize int                       // of the engines, in tokens; 0 if they do not agree
 }
@@ -222,9 +223,14 @@ func (s *Settings) isNamed(dial string) bool {
 func (r *registry) hasRoom(t time.Time) bool {
 	s := r.Settings.Load()
 	most := maxOverflow + len(s.Upstreams)
-	if len(r.workers) >= most {
-		r.dropIdle(s, t.Unix(), overflowKept)
+	if len(r.workers) < most {
+		return true
 	}
+	if t.Sub(r.swept) < time.Second {
+		return false
+	}
+	r.swept = t
+	r.dropIdle(s, t.Unix(), overflowKept)
 	return len(r.workers) < most
 }
 

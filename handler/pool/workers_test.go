@@ -53,6 +53,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	for _, w := range p.All() {
 		w.See(old)
 	}
+	p.swept = time.Time{}
 	if w := p.Worker("one-more:1"); w == p.overflow {
 		t.Error("there is no room though nothing is in use")
 	}
