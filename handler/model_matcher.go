@@ -104,6 +104,7 @@ func modelOf(r *http.Request) (model string, known bool, err error) {
 	if req, err := api.Parse(plan.OrUnplanned(nil), all.Data, api.Options{}); err == nil {
 		model, known = strings.Clone(req.Model), true
 		caddyhttp.SetVar(r.Context(), varModel, model)
+		req.Done()
 	}
 	body.GiveBack(r, all, nil)
 	all.Done()

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -288,4 +289,28 @@ func readID(b []byte, i int) (id uint32, end int) {
 		i = rawjson.SkipSpace(b, i)
 	}
 	return uint32(n), i
+}
+
+// The hashes of a long text take an eighth of its length. To collect them as garbage after
+// each request would cost more than to compute them.
+var longBlocks sync.Pool // of *[]uint64
+
+const pooledBlocks = 256
+
+func newBlocks(n int) []uint64 {
+	if n >= pooledBlocks {
+		if b, ok := longBlocks.Get().(*[]uint64); ok && cap(*b) >= n {
+			return (*b)[:0]
+		}
+	}
+	return make([]uint64, 0, n)
+}
+
+// Done frees the memory of a text's Blocks, which must not be used any more.
+func (r *Request) Done() {
+	if r.Kind == Text && cap(r.Blocks) >= pooledBlocks {
+		blocks := r.Blocks
+		longBlocks.Put(&blocks)
+	}
+	r.Blocks, r.rest.blocks = nil, nil
 }

@@ -45,7 +45,7 @@ func (p *parse) text(size int) conversation {
 	const room = 17   // for the last block, and those of a short answer: see Prediction
 	size += p.tools.Len() + p.system.Len()
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
-	p.hash.blocks = make([]uint64, 0, min(size/p.opt.TextBlock, most)+room)
+	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock, most) + room)
 	if len(p.opt.Sizes) > 0 {
 		if p.public == nil {
 			p.public = xxh3.New()

@@ -109,7 +109,7 @@ type Request struct {
 	Kind Kind
 	// Blocks are the content hashes of the prompt's full blocks, in order, of
 	// Options.TextBlock bytes or Options.BlockSize tokens each. For a batch
-	// they are those of the first prompt.
+	// they are those of the first prompt. They are valid until Done.
 	Blocks []uint64
 	// Prefixes are beginnings of a (first) prompt of text; none if Options.Sizes has none.
 	Prefixes []cache.Prefix

@@ -173,6 +173,29 @@ func FuzzHasher(f *testing.F) {
 	})
 }
 
+func TestDoneBlocksAreUsedAgain(t *testing.T) {
+	body := []byte(chatBody(`{"role":"user","content":"` + strings.Repeat("some words ", 6000) + `"}`))
+	parsed := func() *Request {
+		r, err := Parse(chat{}, body, testOptions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	want := slices.Clone(parsed().Blocks)
+	for range 4 {
+		r := parsed()
+		if !slices.Equal(r.Blocks, want) {
+			t.Fatal("blocks differ in memory that was used before")
+		}
+		clear(r.Blocks[:cap(r.Blocks)])
+		r.Done()
+		if r.Blocks != nil {
+			t.Error("Blocks can still be used")
+		}
+	}
+}
+
 // TestSaltFromOutsideIsTheBodys has a prompt with a salt in its body, and with
 // the same from elsewhere: they share a root, and no other salt does.
 func TestSaltFromOutsideIsTheBodys(t *testing.T) {

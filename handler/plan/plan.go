@@ -143,6 +143,9 @@ func (p *Plan) Close() {
 		p.Body = nil
 	}
 	p.Once.Done()
+	if p.Request != nil {
+		p.Request.Done()
+	}
 }
 
 // OrUnplanned returns an API for the shape of its errors.
