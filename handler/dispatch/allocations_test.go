@@ -14,8 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // everyField is an nvext with every field, less the token ids.
@@ -85,11 +83,4 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 	if few, many := count(2), count(512); many > few+1 {
 		t.Errorf("%v allocations among 512 workers, %v among 2", many, few)
 	}
-}
-
-func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
-	for _, dial := range dials {
-		list = append(list, &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)})
-	}
-	return list
 }

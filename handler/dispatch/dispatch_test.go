@@ -230,3 +230,10 @@ func TestUntracedRequestsCostNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
 	}
 }
+
+func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
+	for _, dial := range dials {
+		list = append(list, &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)})
+	}
+	return list
+}
