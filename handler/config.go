@@ -305,7 +305,7 @@ func (h *Handler) setDefaults() error {
 	} else if t.StreamIdle < 0 {
 		return fmt.Errorf("timeouts stream_idle: must be positive, got %s", time.Duration(t.StreamIdle))
 	}
-	rule := slices.Index(kvscore.PhasesNames[:], cmp.Or(h.Split, kvscore.SplitAuto.String()))
+	rule := slices.Index(kvscore.SplitNames[:], cmp.Or(h.Split, kvscore.SplitAuto.String()))
 	if rule < 0 {
 		return fmt.Errorf("split: must be auto, always or never, got %q", h.Split)
 	}

@@ -167,7 +167,7 @@ func (w *weights) cost(s *Selection, i int) {
 		Stall:  w.between * requests * work, // requests that wait here now will generate meanwhile
 	}
 	if s.Split.Rule != SplitNever {
-		w.part(s, c)
+		w.split(s, c)
 	}
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
@@ -267,9 +267,9 @@ func (c *Candidate) isAsGoodAs(best *Candidate) bool {
 		c.Others == best.Others && !c.assumed()
 }
 
-// part makes the terms those of a split request if the rule says so, or if their sum is lower
+// split makes the terms those of a split request if the rule says so, or if their sum is lower
 // and the rule is SplitAuto.
-func (w *weights) part(s *Selection, c *Candidate) {
+func (w *weights) split(s *Selection, c *Candidate) {
 	a, t := &s.Split, &c.Terms
 	t.Stall = w.prefill * c.stall(s)
 	if a.Rule == SplitAuto && c.way == EitherWay {

@@ -41,7 +41,7 @@ type Request struct {
 	Priority int
 	// Phase is the part of the request that the chosen target does.
 	Phase Phase
-	// Split says whether and how the request may be split. The zero value does not part it.
+	// Split says whether and how the request may be split. The zero value does not split it.
 	Split Split
 	// Ways say how the targets can serve the request, by position. Nil stands for EitherWay.
 	Ways []Way
@@ -178,7 +178,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.PrefillTime *= c.Slowness
 		}
 	}
-	s.part(now, r, sel)
+	s.split(now, r, sel)
 }
 
 // fill sets the terms of a candidate from its target's load. The lock is held.

@@ -3,28 +3,28 @@ package kvscore
 import "time"
 
 // SplitRule is the rule by which a request is split. One worker then prefills its prompt. Another one
-// gets the KV cache from it and decodes the answer. The zero value parts no request.
+// gets the KV cache from it and decodes the answer. The zero value splits no request.
 type SplitRule uint8
 
 // The rules.
 const (
 	SplitNever SplitRule = iota
-	// SplitAuto parts a request if its predicted time is lower then.
+	// SplitAuto splits a request if its predicted time is lower then.
 	SplitAuto
 	SplitAlways
 )
 
-// PhasesNames are the names of the rules in the configuration.
-var PhasesNames = [...]string{SplitNever: "never", SplitAuto: "auto", SplitAlways: "always"}
+// SplitNames are the names of the rules in the configuration.
+var SplitNames = [...]string{SplitNever: "never", SplitAuto: "auto", SplitAlways: "always"}
 
-func (l SplitRule) String() string { return PhasesNames[l] }
+func (r SplitRule) String() string { return SplitNames[r] }
 
 // Phase is the part of a request that an attempt does.
 type Phase uint8
 
 // The phases.
 const (
-	// PhaseWhole is all of it, or the decode phase if the choice parts the request.
+	// PhaseWhole is all of it, or the decode phase if the choice splits the request.
 	PhaseWhole Phase = iota
 	// PhasePrefill computes the prompt and one token. The engine's answer is its first token: set
 	// Request.Streamed, and call FirstToken when the answer comes.
@@ -43,8 +43,8 @@ const (
 	OnlySplit     // its engine cannot compute a prompt
 )
 
-// Split is what the choice of a decode target must know to part a request. The zero value does
-// not part it. [Scheduler.Forecast] makes it.
+// Split is what the choice of a decode target must know to split a request. The zero value does
+// not split it. [Scheduler.Forecast] makes it.
 type Split struct {
 	Rule SplitRule
 	// Prefill is the best target for the prefill phase, Position its position.
@@ -58,7 +58,7 @@ type Split struct {
 
 // Forecast asks the policy for the best of the targets that could prefill a request whose phases
 // are split by a rule; r.Phase is PhasePrefill. It books and remembers nothing. Its result is
-// r.Split of the choice of the decode target. If that parts the request, another choice books the
+// r.Split of the choice of the decode target. If that splits the request, another choice books the
 // prefill phase.
 func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Policy, phases SplitRule, sel *Selection) Split {
 	if len(among) == 0 || phases == SplitNever {
@@ -73,9 +73,9 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 	return a
 }
 
-// part sets the terms of a split request for each candidate, and what the rule says. The lock
+// split sets the terms of a split request for each candidate, and what the rule says. The lock
 // is held.
-func (s *Scheduler) part(now time.Time, r *Request, sel *Selection) {
+func (s *Scheduler) split(now time.Time, r *Request, sel *Selection) {
 	a := &sel.Split
 	switch *a = r.Split; r.Phase {
 	case PhasePrefill:

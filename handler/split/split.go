@@ -262,7 +262,7 @@ func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
 func (s *Request) ErrWhole() error {
 	why := s.WhyWhole()
 	if why == "" {
-		why = "no prefill worker is available, with a decode worker of its version, whose engine can part requests of the API " + s.Plan.Name
+		why = "no prefill worker is available, with a decode worker of its version, whose engine can split requests of the API " + s.Plan.Name
 	}
 	return fmt.Errorf("the engines of the available workers serve only one phase of requests, and this request is not split: %s", why)
 }

@@ -26,7 +26,7 @@ func TestOnePartedRequest(t *testing.T) {
 
 // TestNothingIsLeftOfPhases looks at engines and books when all requests are over, with little memory.
 func TestNothingIsLeftOfPhases(t *testing.T) {
-	for phases := range kvscore.PhasesNames {
+	for phases := range kvscore.SplitNames {
 		for _, preempt := range []bool{false, true} {
 			c := cell(synthetic(t, 300, preempt), "predicted_latency")
 			c.Sessions, c.KVTokens, c.Preempt = preempt, 25_000, preempt
