@@ -97,13 +97,16 @@ func (w *Worker) LoadsOnDemand() bool {
 	if list == nil || w.known.Load().one {
 		return false
 	}
-	adapters := 0
-	for i := range list.Entries {
-		if list.Entries[i].Adapter {
-			adapters++
+	bases := 0
+	for i := range list.Entries { // no further than needed: each choice asks, and a list may be long
+		if !list.Entries[i].Adapter {
+			bases++
+		}
+		if bases > 1 {
+			return true
 		}
 	}
-	return len(list.Entries)-adapters > 1
+	return false
 }
 
 // Requested records that the worker gets a request for a model.
