@@ -111,16 +111,16 @@ func (l *Phase) over(answer []byte) Handover {
 
 // Pairs returns whether the engine can compute the prompt of a request in an API for a decode
 // engine.
-func (e *Engine) Pairs(decode *Engine, name string) bool { return e.Parts(name) && e.Alike(decode) }
+func (e *Engine) Pairs(decode *Engine, name string) bool { return e.Splits(name) && e.Alike(decode) }
 
 // Alike returns whether both engines have one type and version. Only then they share a format of the KV cache.
 func (e *Engine) Alike(other *Engine) bool {
 	return e.Type == other.Type && e.Info.Version == other.Info.Version
 }
 
-// Parts returns whether the engine can compute the prompt of a request in an API for another engine
+// Splits returns whether the engine can compute the prompt of a request in an API for another engine
 // of its type. With Mooncake, the router must know which rank computes it.
-func (e *Engine) Parts(name string) bool {
+func (e *Engine) Splits(name string) bool {
 	return slices.Contains(e.Phases().apis, name) && (!strings.Contains(e.Info.MooncakeIDs, "\n") || e.TakesRankIn(name))
 }
 

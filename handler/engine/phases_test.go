@@ -160,7 +160,7 @@ func TestMooncake(t *testing.T) {
 		}
 	}
 	e := &Engine{Type: VLLM, Settings: Settings{MooncakePort: 8990}, Info: Info{MooncakeIDs: "a\nb"}}
-	if e.Parts(api.NameResponses) || !e.Parts(api.NameChat) { // where vLLM chooses the rank
+	if e.Splits(api.NameResponses) || !e.Splits(api.NameChat) { // where vLLM chooses the rank
 		t.Error("the router must choose the rank that hands over")
 	}
 	for answer, means := range map[string]Handover{

@@ -173,7 +173,7 @@ func (s *Request) hasPrefill(of *pool.Wants) bool {
 		return false
 	}
 	want := s.wants(*of)
-	return s.Pool.Some(&want, offers, func(w *worker.Worker, v pool.Verdict) bool { return v.Possible() && w.Engine().Parts(s.Plan.Name) })
+	return s.Pool.Some(&want, offers, func(w *worker.Worker, v pool.Verdict) bool { return v.Possible() && w.Engine().Splits(s.Plan.Name) })
 }
 
 // wants turns the requirements on a worker of the request into those on a worker for its prefill.

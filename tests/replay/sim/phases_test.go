@@ -10,9 +10,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
-// TestOnePartedRequest compares with what the model's formula gives: a prefill, a transfer at 20
+// TestOneSplitRequest compares with what the model's formula gives: a prefill, a transfer at 20
 // GB/s, and a step for each token of the answer. The first step computes the last prompt token.
-func TestOnePartedRequest(t *testing.T) {
+func TestOneSplitRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
 	c := cell(tr, "dynamo")
 	c.Workers, c.Split = 2, Split{Prefill: 1, Phases: kvscore.SplitAlways, GBs: 20}
