@@ -135,8 +135,9 @@ func readList(r io.Reader, port string) (version string, bySlice map[string]slic
 	return list.Metadata.ResourceVersion, bySlice, nil
 }
 
-// readEvents reads the answer to a watch until it ends, or has an error: the next list meets what lasts.
-// changed gets each slice that changed; nil if it is gone. Without a name, nothing changed.
+// readEvents reads the answer to a watch, up to its end or to an error. It returns no error: one that
+// lasts shows in the next list. changed gets each slice that has changed, or nil in place of one that is
+// gone. Without a name, nothing has changed.
 func readEvents(r io.Reader, port string, changed func(name string, s *slice)) {
 	for d := json.NewDecoder(io.LimitReader(r, maxAnswer)); ; {
 		var event struct {
