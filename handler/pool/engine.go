@@ -31,10 +31,10 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 // keeps it.
 func (p *Pool) LearnModels(w *worker.Worker, list *worker.ModelList, logger *zap.Logger) {
 	old := w.List()
-	_, before := w.ModelsOf()
 	if old != nil && list != nil && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
+	_, before := w.ModelsOf()
 	w.SetList(list)
 	p.findAliases()
 	_, ids := w.ModelsOf()

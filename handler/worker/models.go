@@ -18,9 +18,6 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 // ModelsOf returns the sorted ids of the worker's models: those of the operator's list, and those
 // of its own. A list that does not exist is nil.
 func (w *Worker) ModelsOf() (configured, own []string) {
-	if set := w.Settings().Models; len(set) > 0 {
-		configured = slices.Compact(slices.Sorted(slices.Values(set)))
-	}
 	if list := w.list.Load(); list != nil {
 		own = make([]string, 0, len(list.Entries))
 		for _, e := range list.Entries {
@@ -28,7 +25,12 @@ func (w *Worker) ModelsOf() (configured, own []string) {
 		}
 		slices.Sort(own)
 	}
-	return configured, own
+	return w.configured(), own
+}
+
+// configured returns the operator's list, sorted; nil if there is none.
+func (w *Worker) configured() []string {
+	return slices.Compact(slices.Sorted(slices.Values(w.Settings().Models)))
 }
 
 // HasConfiguredModels returns whether the operator lists the worker's models.
@@ -56,15 +58,15 @@ func (w *Worker) RecallList(list *ModelList) {
 
 // Listed returns the models that the operator lists, or else those that the worker lists.
 func (w *Worker) Listed() []ModelEntry {
-	own, set := w.list.Load(), w.Settings().Models
-	if len(set) == 0 {
+	own, set := w.list.Load(), w.configured()
+	if set == nil {
 		if own == nil {
 			return nil
 		}
 		return own.Entries
 	}
 	list := make([]ModelEntry, 0, len(set))
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(set))) {
+	for _, id := range set {
 		if e := own.Find(id); e != nil {
 			list = append(list, *e)
 		} else {
@@ -100,10 +102,9 @@ func (w *Worker) LoadsOnDemand() bool {
 	bases := 0
 	for i := range list.Entries { // no further than needed: each choice asks, and a list may be long
 		if !list.Entries[i].Adapter {
-			bases++
-		}
-		if bases > 1 {
-			return true
+			if bases++; bases > 1 {
+				return true
+			}
 		}
 	}
 	return false
