@@ -197,8 +197,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestSeveralRouters plays a few sessions, one request at a time. Routers that share, or have events, are nearer to one
-// router than to those that share nothing.
+// TestSeveralRouters plays a few sessions, one request at a time. Routers that share, or have events, have nearly the
+// hits of one router. What routers that share nothing have is a matter of luck: they may choose alike.
 func TestSeveralRouters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts 17 processes")
@@ -209,18 +209,20 @@ func TestSeveralRouters(t *testing.T) {
 	if err := (&options{seed: 1, seeds: 1, speed: 12}).playRouters(t.Context(), []shape{s}, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	hits := make(map[string]float64)
-	for _, g := range groups {
+	t.Log(out.String())
+	var one float64
+	for i, g := range groups {
 		_, row, _ := strings.Cut(out.String(), "\n  "+g.name+" ")
-		var h float64
-		if _, err := fmt.Sscan(row, &h); err != nil {
+		var hits float64
+		if _, err := fmt.Sscan(row, &hits); err != nil {
 			t.Errorf("%s: %v", g.name, err)
 		}
-		hits[g.name] = h
-	}
-	one, alone := hits["1 router"], hits["4 routers alone"]
-	if t.Log(hits); one <= alone || min(hits["2 routers, share"], hits["4 routers, share"], hits["4 alone, events"]) < (one+alone)/2 {
-		t.Errorf("hit ratios %v", hits)
+		if i == 0 {
+			one = hits
+		}
+		if (g.share || g.events) && hits < 0.9*one {
+			t.Errorf("%s: hit ratio %.1f %%, that of one router is %.1f %%", g.name, hits, one)
+		}
 	}
 }
 
