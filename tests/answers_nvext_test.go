@@ -243,7 +243,7 @@ func TestUsageAndNVExtTogether(t *testing.T) {
 func TestAnnotationsComeFirst(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, explained))
-	const ids = "event: request_id\n: \"my \\\"id\\\"\"\n\n"
+	const ids = "event: request_id\n: \"my\\\"id\\\"\"\n\n"
 	body := func(prompt string, stream bool, ext string) []byte {
 		return fmt.Appendf(nil, `{"model":"canned",%s,"stream":%v,"nvext":%s}`, prompt, stream, ext)
 	}
@@ -262,7 +262,7 @@ func TestAnnotationsComeFirst(t *testing.T) {
 				sees = `"prompt":[7,8]`
 			}
 			plain := s.post(t.Context(), c.path, body(sees, true, "{}"))
-			a := s.post(t.Context(), c.path, body(c.prompt, true, c.ext), "X-Request-Id", `my "id"`)
+			a := s.post(t.Context(), c.path, body(c.prompt, true, c.ext), "X-Request-Id", `my"id"`)
 			before, found := strings.CutSuffix(string(withoutWorker(a.body)), string(plain.body))
 			if !a.ok() || !found || before != c.want {
 				t.Errorf("status %d, error %v, before the answer is %q, want %q", a.status, a.err, before[:min(300, len(before))], c.want)
@@ -273,19 +273,18 @@ func TestAnnotationsComeFirst(t *testing.T) {
 			}
 		})
 	}
-	t.Run("IdOfItsOwn", func(t *testing.T) {
-		ext := `{"annotations":["request_id"]}`
-		seen := make(map[string]bool)
-		for range 3 {
-			a := s.post(t.Context(), "/v1/completions", body(`"prompt":"x"`, true, ext))
-			first, _, _ := strings.Cut(string(a.body), "\n\n")
-			seen[first] = true
-			if !regexp.MustCompile(`^event: request_id\n: "[0-9a-f-]{36}"$`).MatchString(first) {
-				t.Errorf("the first event is %q", first)
+	t.Run("IdOfItsOwn", func(t *testing.T) { // by which the choice is found
+		for _, named := range []string{"", "not printable: é"} {
+			a := s.post(t.Context(), "/v1/completions", body(`"prompt":"x"`, true, `{"annotations":["request_id"]}`), "X-Request-Id", named)
+			id := regexp.MustCompile(`^event: request_id\n: "([0-9a-f]+)"\n\n`).FindSubmatch(a.body)
+			if id == nil {
+				t.Fatalf("the answer is %q", a.body)
 			}
-		}
-		if len(seen) != 3 {
-			t.Errorf("ids %v", seen)
+			var past []struct{ N int }
+			s.api(t, http.MethodGet, defaultPool+"/choices?request_id="+string(id[1]), nil, &past)
+			if len(past) != 1 {
+				t.Errorf("request %s has %d choices", id[1], len(past))
+			}
 		}
 	})
 }

@@ -59,7 +59,6 @@ type Call struct {
 	*Runner
 	Owner   Owner
 	Plan    *plan.Plan
-	ID      string       // the client's X-Request-Id, or a random one
 	Ready   time.Time    // when the body was read
 	Body    *body.Replay // nil if it is not in memory, or is not sent again
 	Trace   *Trace

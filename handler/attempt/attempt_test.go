@@ -56,8 +56,8 @@ func newAttempt(t testing.TB, over transport, o owner) (*Attempt, *http.Request)
 		t.Fatal(err)
 	}
 	c := &Call{
-		Runner: &Runner{Pool: p, Transport: over, Logger: zap.NewNop()}, Owner: o, ID: "r", Ready: time.Now(),
-		Plan: &plan.Plan{API: parsed.API, Request: parsed, Model: "m", Wishes: plan.Wishes{Ext: new(nvext.Ext)}},
+		Runner: &Runner{Pool: p, Transport: over, Logger: zap.NewNop()}, Owner: o, Ready: time.Now(),
+		Plan: &plan.Plan{ID: "r", API: parsed.API, Request: parsed, Model: "m", Wishes: plan.Wishes{Ext: new(nvext.Ext)}},
 		Body: body.NewReplay(buf, buf.Data),
 	}
 	c.Plan.ShowsHealth = true

@@ -34,7 +34,7 @@ var facts = append([]fact{
 		name: "engine_model", access: "engine_model", client: true,
 		of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), ModelAt(a.Call.Plan, a.Worker)) },
 	},
-	{name: "request_id", access: "request_id", client: true, of: func(a *Attempt) any { return a.Call.ID }},
+	{name: "request_id", access: "request_id", client: true, of: func(a *Attempt) any { return a.Call.Plan.ID }},
 	{name: "attempt", of: func(a *Attempt) any { return int64(a.Number) }},
 	{name: "candidates", of: func(a *Attempt) any { return int64(a.Among) }},
 	{name: "request_blocks", of: func(a *Attempt) any { return a.Terms.RequestBlocks }},

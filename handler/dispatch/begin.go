@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -31,7 +30,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, refused
 	}
 	d := &Dispatch{route: s.routeOf(p), start: start, cached: -1}
-	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
+	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
 	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
 		d.exact = p.Request.GoesOnExactly(p.Body.Data)
 	}
@@ -49,14 +48,6 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		d.FallBack(p.Fallback)
 	}
 	return d, nil
-}
-
-// requestID returns the id of a request in logs and explanations.
-func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); observe.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
-		return id
-	}
-	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
 }
 
 // Request returns the request as the proxy gets it.

@@ -105,7 +105,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 func (r *remainder) ends(ctx context.Context) bool {
 	switch d := r.d; {
 	case errors.Is(r.why, io.EOF) && r.answer.Done() && !r.attempt.Worker.Engine().Closes(): // it is an end
-	case d.Body != nil && d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(nameOf(d.Body.Data), d.ID)):
+	case d.Body != nil && d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(nameOf(d.Body.Data), d.plan.ID)):
 		r.told = true // it is not the worker's fault
 		r.Stays()
 	case errors.Is(r.why, response.ErrAborted) && r.pair == nil && !r.leaving(ctx):

@@ -61,7 +61,7 @@ func (d *Dispatch) Seated() bool { return d.seated.Load() }
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.Wants(), new(attempt.Attempt)
-	want.ID, want.Again = d.ID, d.attempts > 0
+	want.ID, want.Again = d.plan.ID, d.attempts > 0
 	if want.Rest = d.answer != nil; want.Rest && d.Rest != nil && d.Rest.Way != api.WayWhole {
 		want.Backups = nil // which may have another model
 	}
@@ -363,7 +363,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		return
 	}
 	past := observe.PastChoice{
-		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
+		At: c.At, Request: d.plan.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited, Why: d.wait.why,
 		Class: d.plan.ClassName(), Tenant: strings.Clone(d.plan.Tenant.Name), Candidates: c.Past[:0],

@@ -2,7 +2,6 @@ package observe
 
 import (
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -109,12 +108,4 @@ func (c *PastChoice) Note(sel []kvscore.Candidate, dial func(i int) string, chos
 		c.Candidates = append(c.Candidates, PastCandidate{dial(i), sel[i]})
 	}
 	c.Among = len(sel)
-}
-
-// maxRequestID is the longest id of a request that the router takes from its client, in bytes.
-const maxRequestID = 128
-
-// ValidRequestID returns whether a client's id of a request can be logged and shown.
-func ValidRequestID(id string) bool {
-	return id != "" && len(id) <= maxRequestID && strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
 }

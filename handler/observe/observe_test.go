@@ -71,14 +71,6 @@ func TestLabelsHaveABound(t *testing.T) {
 	}
 }
 
-func TestRequestIDs(t *testing.T) {
-	for id, want := range map[string]bool{"": false, "a-1": true, "a b": false, "é": false, "a\n": false, string(make([]byte, 200)): false} {
-		if ValidRequestID(id) != want {
-			t.Errorf("%q: want %v", id, want)
-		}
-	}
-}
-
 func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 	core, logs := zapobserver.New(zap.InfoLevel)
 	logger := zap.New(core)

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -20,6 +22,7 @@ import (
 // its body passes to the dispatch.
 type Plan struct {
 	HTTP  *http.Request // that was read
+	ID    string        // in logs, explanations and annotations
 	API   api.API       // nil if the request passes through
 	Name  string        // the API's name, or that of the path in package engine; may be empty
 	Model string        // as engines know it; empty if the request names none
@@ -247,8 +250,8 @@ const (
 	routersAnnotations = nvext.AnnotationRequestID | nvext.AnnotationTokenIDs | nvext.AnnotationFormattedPrompt
 
 	HeaderRequestID = "X-Request-Id"
-	// maxRequestID is the longest id of a request that an answer repeats, in bytes.
-	maxRequestID = 256
+	// maxRequestID is the longest id of a request that the router takes from its client, in bytes.
+	maxRequestID = 128
 	// maxTold is the longest prompt that an answer repeats, in bytes. It stays in memory as
 	// long as the answer. A token id counts as eight.
 	maxTold = 256 << 10
@@ -256,7 +259,7 @@ const (
 
 // answerExt returns the nvext of a request's answer, nil if none. It copies parts of the
 // body, because the answer may outlive it.
-func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, body []byte) *AnswerExt {
+func (rd *Reader) answerExt(id string, req *api.Request, ext *nvext.Ext, body []byte) *AnswerExt {
 	fields, annotations := ext.ExtraFields&routersFields, ext.Annotations&routersAnnotations
 	if !req.Stream {
 		annotations = 0 // a plain answer has no events
@@ -274,9 +277,7 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		}
 	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		if id := requestID(r); id != "" {
-			annotate(nvext.AnnotationRequestID, nvext.NameRequestID, rawjson.AppendString(nil, id))
-		}
+		annotate(nvext.AnnotationRequestID, nvext.NameRequestID, rawjson.AppendString(nil, id))
 	}
 	if prompt := req.PromptText(body); len(prompt) <= maxTold {
 		annotate(nvext.AnnotationFormattedPrompt, nvext.NameFormattedPrompt, prompt)
@@ -294,12 +295,11 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	return x
 }
 
-// requestID returns the client's id of a request, else Caddy's. Caddy makes its id at the
-// first call, and keeps it in the request's variables. It must do so before any attempt,
-// because connections that are being made read these.
+// requestID returns the client's id of a request, or a random one if the client's cannot be logged and shown.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get(HeaderRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
+	id := r.Header.Get(HeaderRequestID) //nolint:canonicalheader // as Go spells it
+	if id != "" && len(id) <= maxRequestID && strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) < 0 {
 		return id
 	}
-	return placeholder(r, "http.request.uuid")
+	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
 }

@@ -54,7 +54,7 @@ type Reader struct {
 
 // Read makes the plan of a request. An error leaves the request with its body.
 func (rd *Reader) Read(r *http.Request) (*Plan, error) {
-	p := &Plan{HTTP: r, Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
+	p := &Plan{HTTP: r, ID: requestID(r), Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut { // SGLang takes PUT where it takes POST
 		if p.API = api.For(r.URL.Path); p.API != nil {
 			p.Name, p.prefills = p.API.Name(), p.API.Work() != api.Count
@@ -288,7 +288,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 		return err
 	}
 	p.Score.Session = p.Session.Rendezvous
-	p.Answer = rd.answerExt(r, req, p.Ext, data)
+	p.Answer = rd.answerExt(p.ID, req, p.Ext, data)
 	p.AsksUsage = rd.InjectsUsage && req.LacksUsage(data)
 	if req.Model == "" {
 		req.SetModel(rd.OnlyModel()) // not p.Model: the client has named none

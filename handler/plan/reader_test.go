@@ -312,3 +312,12 @@ func checkKept(t *testing.T, header, kept http.Header, g nvext.Grants) {
 		}
 	}
 }
+
+func TestRequestIDs(t *testing.T) {
+	for id, kept := range map[string]bool{"": false, "a-1": true, "a b": false, "é": false, "a\n": false, strings.Repeat("a", 129): false} {
+		r := &http.Request{Header: http.Header{HeaderRequestID: {id}}}
+		if got := requestID(r); got == "" || (got == id) != kept {
+			t.Errorf("%q: %q", id, got)
+		}
+	}
+}
