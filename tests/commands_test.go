@@ -46,6 +46,10 @@ func TestCommands(t *testing.T) {
 	for range 4 {
 		s.mustChat(t, ask("hello").streamed(), "X-Session-Id", "secret-1", "X-Request-Id", "req-1")
 	}
+	eventually(t, "both workers to be seen", func() bool {
+		_, out := kvRouter(t, "status", "--address", s.admin)
+		return !strings.Contains(out, " untried ")
+	})
 	dir := t.TempDir()
 	body := filepath.Join(dir, "body.json")
 	write(t, body, `{"model":"canned","messages":[{"role":"user","content":"hello"}]}`)

@@ -309,13 +309,18 @@ func TestRestartKeepsTheListsOfModels(t *testing.T) {
 	a, b := startModelEngine(t, "qwen-a"), startModelEngine(t, "qwen-b", "qwen-b-adapter")
 	site, c := "kv_router "+a.Addr()+" "+b.Addr(), newChild(t)
 	c.start(t, site)
-	c.mustChat(t, askModel("qwen-b", 0))
-	b.stop()
-	for i, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
+	c.mustChat(t, askModel("qwen-a", 0)) // begins to ask for the lists
+	awaitLists := func() {
+		t.Helper()
 		eventually(t, "the journal to have the lists", func() bool {
 			written, err := os.ReadFile(filepath.Join(c.dir, "caddy", "kv_router", "default.journal"))
 			return err == nil && bytes.Contains(written, []byte("qwen-b-adapter"))
 		})
+	}
+	awaitLists()
+	b.stop()
+	for i, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
+		awaitLists()
 		c.end(how)
 		restored := c.logged(t, "the journal is restored")
 		c.start(t, site)
