@@ -172,11 +172,11 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) unmarshalModel(d *caddyfile.Dispenser) error {
-	m := new(plan.PublicModel)
+	var m plan.PublicModel
 	if !d.AllArgs(&m.Name) {
 		return d.ArgErr()
 	}
-	h.Models = append(h.Models, m)
+	defer func() { h.Models = append(h.Models, m) }()
 	return options{"to": repeated(func(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
 		if len(args) != 1 && (len(args) != 3 || args[1] != "weight") {

@@ -190,7 +190,7 @@ type Handler struct { // one field for each option, hence so many
 
 	// Public names of models. Clients use them, and engines get the names that they know.
 	// Default: none, and clients use the engines' names.
-	Models []*plan.PublicModel `json:"models,omitempty"`
+	Models []plan.PublicModel `json:"models,omitempty"`
 
 	// Which requests are split: a worker for `prefill` computes the prompt, and one for
 	// `decode` the answer. The values are:

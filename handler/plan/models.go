@@ -49,9 +49,10 @@ func (m *EngineModel) share() uint64 {
 type PublicModels map[string]*PublicModel
 
 // NewPublicModels checks public names, and completes them.
-func NewPublicModels(list []*PublicModel) (PublicModels, error) {
+func NewPublicModels(list []PublicModel) (PublicModels, error) {
 	all := make(PublicModels, len(list))
-	for _, m := range list {
+	for i := range list {
+		m := &list[i]
 		if len(m.To) == 0 {
 			m.To = []EngineModel{{Model: m.Name}}
 		}
