@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -374,6 +375,9 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 		}
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
+		if up == nil {
+			return nil, errors.New("reverse_proxy: an upstream must not be null")
+		}
 		s.Upstreams[up.Dial] = true
 		s.Others = s.Others || strings.Contains(up.Dial, "{")
 	}

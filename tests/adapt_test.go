@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 var update = flag.Bool("update", false, "write what is wanted into caddyfile_adapt and testdata")
@@ -48,6 +51,58 @@ func TestCaddyfileAdapts(t *testing.T) {
 				t.Errorf("adapted to\n%s\nwant\n%s", indented(t, got), want)
 			}
 		})
+	}
+}
+
+// TestNoSettingPanics loads what caddyfile_adapt has as JSON, with one value at a time replaced by one of another shape.
+func TestNoSettingPanics(t *testing.T) {
+	files, err := filepath.Glob("caddyfile_adapt/*.caddyfiletest")
+	noError(t, err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		noError(t, err)
+		_, text, _ := strings.Cut(string(data), "----------\n")
+		var config any
+		if json.Unmarshal([]byte(text), &config) != nil {
+			continue // an error is wanted
+		}
+		load := func(path string) {
+			defer func() {
+				if p := recover(); p != nil {
+					t.Errorf("%s: %s: %v\n%s", file, path, p, debug.Stack())
+				}
+			}()
+			changed, err := json.Marshal(config)
+			noError(t, err)
+			c := new(caddy.Config)
+			if err := caddy.StrictUnmarshalJSON(changed, c); err != nil {
+				return
+			}
+			c.Admin = &caddy.AdminConfig{Disabled: true}
+			_ = caddy.Validate(c) // it may be valid
+		}
+		var walk func(path string, value any, set func(any))
+		walk = func(path string, value any, set func(any)) {
+			if strings.Contains(path, "kv_router") && !strings.HasSuffix(path, "/expression") { // Caddy itself panics
+				for _, other := range []any{nil, []any{nil}, []any{map[string]any{}}, map[string]any{"x": nil}, -1, 1e300, ""} {
+					set(other)
+					load(fmt.Sprint(path, "=", other))
+				}
+				set(value)
+			}
+			switch of := value.(type) {
+			case map[string]any:
+				path += "/" + fmt.Sprint(of["handler"])
+				for k, v := range of {
+					walk(path+"/"+k, v, func(x any) { of[k] = x })
+				}
+			case []any:
+				for i, v := range of {
+					walk(fmt.Sprint(path, "/", i), v, func(x any) { of[i] = x })
+				}
+			}
+		}
+		walk("", config, func(x any) { config = x })
 	}
 }
 
