@@ -115,7 +115,10 @@ func (k *Keepalive) WriteHeader(status int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.own {
-		if !streams {
+		switch {
+		case status == http.StatusOK && !streams:
+			k.status = http.StatusBadGateway // the client cannot read it any more
+		case !streams:
 			k.status = status
 		}
 		return

@@ -99,7 +99,7 @@ func TestKeepalive(t *testing.T) {
 			for range 3 {
 				k.Write(make([]byte, maxErrorBody))
 			}
-		}, want: comment + api.ErrorEvent(nil, 200, make([]byte, 1000))},
+		}, want: comment + api.ErrorEvent(nil, 502, make([]byte, 1000))},
 		{name: "compressed", do: func(k *Keepalive) {
 			answer(k, 200, map[string]string{"Content-Type": "text/event-stream", "Content-Encoding": "br"})
 			time.Sleep(time.Minute)
