@@ -237,11 +237,11 @@ func (a *Attempt) Shows(kind worker.OutcomeKind, why string) worker.Outcome {
 }
 
 // Errored returns the outcome of an attempt whose answer is an error, which may be the
-// worker's fault. own: the error is probably not the client's fault.
-func (a *Attempt) Errored(why string, own bool) worker.Outcome {
+// worker's fault. serverSide: the error is probably not the client's fault.
+func (a *Attempt) Errored(why string, serverSide bool) worker.Outcome {
 	o := a.Shows(worker.OutcomeErrored, why)
 	if o.Kind == worker.OutcomeErrored {
-		o.Own, o.Blame, o.Peers = own, a.BlameKey(), a.Call.Owner.Offers().Table.Workers()
+		o.ServerSide, o.CulpritKey, o.Peers = serverSide, a.CulpritKey(), a.Call.Owner.Offers().Table.Workers()
 	}
 	return o
 }
@@ -266,12 +266,12 @@ func (a *Attempt) Failed(t time.Time, status int) {
 	}
 }
 
-// BlameKey identifies the session or prompt of an error: one client alone must not mark a
+// CulpritKey identifies the session or prompt of an error: one client alone must not mark a
 // worker down. Requests without an API share one key. Each request without a known prompt has
 // its own.
-func (a *Attempt) BlameKey() uint64 {
+func (a *Attempt) CulpritKey() uint64 {
 	p := a.Call.Plan
-	const blamedBlocks = 64 // of a long prompt, about
+	const keyedBlocks = 64 // of a long prompt, about
 	switch {
 	case p.API == nil:
 		return 0
@@ -281,7 +281,7 @@ func (a *Attempt) BlameKey() uint64 {
 		return uint64(a.Call.Ready.UnixNano()) //nolint:gosec // after 1970
 	}
 	key, blocks := p.Score.Root, p.Score.Blocks
-	for i := len(blocks) - 1; i >= 0; i -= 1 + len(blocks)/blamedBlocks { // from the last, where prompts differ
+	for i := len(blocks) - 1; i >= 0; i -= 1 + len(blocks)/keyedBlocks { // from the last, where prompts differ
 		key = (bits.RotateLeft64(key, 5) ^ blocks[i]) * 0x9e3779b97f4a7c15
 	}
 	return key

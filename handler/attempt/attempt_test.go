@@ -165,7 +165,7 @@ func TestAttemptsAreClassified(t *testing.T) {
 	if o := a.Unanswered(ErrFirstToken); o.Kind != worker.OutcomeBroken || o.Begun != a.Begun {
 		t.Errorf("no first token: outcome %+v", o)
 	}
-	if good, bad := a.Shows(worker.OutcomeGood, ""), a.Errored("status 500", true); good.Kind != worker.OutcomeGood || bad.Kind != worker.OutcomeErrored || !bad.Own {
+	if good, bad := a.Shows(worker.OutcomeGood, ""), a.Errored("status 500", true); good.Kind != worker.OutcomeGood || bad.Kind != worker.OutcomeErrored || !bad.ServerSide {
 		t.Errorf("good %+v, bad %+v", good, bad)
 	}
 	a.Answers = a // another worker has answered

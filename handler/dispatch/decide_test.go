@@ -45,7 +45,7 @@ func (v *verdict) String() string {
 	}
 	words = append(words, []string{"none", "answered", "good", "refused", "unreachable", "broken", "busy", "errored", "limited"}[v.outcome.Kind])
 	flags := len(words)
-	for word, is := range map[string]bool{"suspect": v.suspect, "withheld": v.withheld, "blameless": v.blameless, "own": v.outcome.Own} {
+	for word, is := range map[string]bool{"suspect": v.suspect, "withheld": v.withheld, "blameless": v.blameless, "server-side": v.outcome.ServerSide} {
 		if is {
 			words = append(words, word)
 		}
@@ -138,16 +138,16 @@ func TestDecisions(t *testing.T) {
 			spent(d)
 			matching(d)
 		}, want: "retry retry_match broken suspect"},
-		"retry_match of an answer it does not read": {resp: answer(500, ""), change: matching, want: "deliver errored own"},
+		"retry_match of an answer it does not read": {resp: answer(500, ""), change: matching, want: "deliver errored server-side"},
 		"busy":                           {resp: answer(429, ""), want: "retry 429 busy"},
 		"busy for a time":                {resp: after(answer(503, ""), "Retry-After", "2"), want: "retry 503 busy 2s"},
 		"busy, alone":                    {resp: answer(529, ""), alone: true, want: "deliver busy"},
 		"busy, pinned":                   {resp: answer(503, ""), change: pinned, want: "deliver busy"},
 		"busy, the budget is spent":      {resp: answer(503, ""), change: spent, want: "deliver busy"},
 		"busy, after two that broke":     {resp: answer(503, ""), change: func(d *Dispatch) { d.suspects = 2 }, want: "deliver busy"},
-		"an error":                       {resp: answer(500, ""), want: "deliver errored own"},
-		"a proxy without its engine":     {resp: answer(502, ""), want: "retry 502 errored own suspect"},
-		"the second such proxy":          {resp: answer(502, ""), change: suspect, want: "deliver errored own suspect"},
+		"an error":                       {resp: answer(500, ""), want: "deliver errored server-side"},
+		"a proxy without its engine":     {resp: answer(502, ""), want: "retry 502 errored server-side suspect"},
+		"the second such proxy":          {resp: answer(502, ""), change: suspect, want: "deliver errored server-side suspect"},
 		"a wrong key":                    {resp: answer(401, ""), want: "deliver errored"},
 		"a wrong request":                {resp: answer(400, ""), want: "deliver answered"},
 		"an answer":                      {resp: answer(200, "{}"), want: "deliver answered"},

@@ -94,7 +94,7 @@ func verify(a *attempt.Attempt, prompt, cached int64, knows bool) {
 	}
 	block := a.Call.Pool.Settings.Load().BlockSize
 	predicted := &worker.Prediction{
-		Prompt: a.BlameKey(), Tokens: a.Terms.OverlapTokens,
+		Prompt: a.CulpritKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
 	if p.API.Work() == api.Generate {

@@ -68,8 +68,8 @@ type Health struct {
 // guards it.
 type answers struct {
 	observe.Decaying
-	inARow int      // errors that clients hardly caused, since the last good answer
-	blamed []uint64 // up to fewPrompts sessions or prompts of the recent errors
+	inARow   int      // errors that clients hardly caused, since the last good answer
+	culprits []uint64 // up to fewPrompts sessions or prompts of the recent errors
 }
 
 const (
@@ -89,7 +89,7 @@ const (
 	fewErrors = 5
 	// idleMarkShown is how long the admin API shows a mark of a worker without requests.
 	idleMarkShown = time.Minute
-	// allErrors is how many errors of the worker's own in a row show that it answers with
+	// allErrors is how many server-side errors in a row show that it answers with
 	// nothing else.
 	allErrors = 8
 )
@@ -287,25 +287,25 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 }
 
 // RecordError records an answer with an error. It returns the recent errors, and their share of
-// the answers. A worker of a quiet pool has few recent answers. So allErrors errors of its own
+// the answers. A worker of a quiet pool has few recent answers. So allErrors server-side errors
 // in a row do not decay, and their share is 1. Both results are 0 until fewPrompts sessions or
 // prompts had errors, because one client alone must not mark a worker down.
-func (h *Health) RecordError(now time.Time, own bool, blame uint64) (errors, share float64) {
+func (h *Health) RecordError(now time.Time, serverSide bool, culprit uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
 	if r.To(now, errorMemory); r.inARow == 0 && r.Some < 0.5 {
-		r.blamed = nil
+		r.culprits = nil
 	}
 	r.All, r.Some = r.All+1, r.Some+1
-	if len(r.blamed) < fewPrompts && !slices.Contains(r.blamed, blame) {
-		r.blamed = append(r.blamed, blame)
+	if len(r.culprits) < fewPrompts && !slices.Contains(r.culprits, culprit) {
+		r.culprits = append(r.culprits, culprit)
 	}
-	if own {
+	if serverSide {
 		r.inARow++
 	}
 	switch {
-	case len(r.blamed) < fewPrompts:
+	case len(r.culprits) < fewPrompts:
 		return 0, 0
 	case r.inARow >= allErrors:
 		return float64(r.inARow), 1

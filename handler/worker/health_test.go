@@ -177,36 +177,36 @@ func TestLongAnswerLetsOthersIn(t *testing.T) {
 // error that shows the worker to be ill.
 func TestErrorsUnlikeThoseOfOthers(t *testing.T) {
 	for name, v := range map[string]struct {
-		before  int // good answers
-		own     bool
-		prompts uint64        // that have errors in turn; 0: each its own
-		pause   time.Duration // between errors
-		good    int           // answers after each error
-		others  int           // errors of the other worker for each ten of its answers
-		ago     time.Duration // since those
-		down    int           // the error that marks it down; 0: none of 100
+		before     int // good answers
+		serverSide bool
+		prompts    uint64        // that have errors in turn; 0: each its own
+		pause      time.Duration // between errors
+		good       int           // answers after each error
+		others     int           // errors of the other worker for each ten of its answers
+		ago        time.Duration // since those
+		down       int           // the error that marks it down; 0: none of 100
 	}{
-		"only errors":                    {down: fewErrors},
-		"of few prompts":                 {prompts: fewPrompts, down: fewErrors},
-		"of fewer prompts":               {prompts: fewPrompts - 1},
-		"of fewer prompts, its own":      {prompts: fewPrompts - 1, own: true},
-		"after good answers":             {before: 20, down: 21},
-		"after good answers, its own":    {before: 1000, own: true, down: allErrors},
-		"its own, and others between":    {before: 1000, own: true, good: 1},
-		"now and then":                   {pause: 3 * errorMemory},
-		"now and then, its own":          {pause: 3 * errorMemory, own: true, down: allErrors},
-		"after good ones, and forgotten": {before: 1000, pause: errorMemory / 5, down: 28},
-		"fewer than good ones":           {good: 2},
-		"the other has some":             {others: 1, down: fewErrors},
-		"the other has half":             {others: 5},
-		"the other has as many":          {others: 10},
-		"the other had as many long ago": {others: 10, ago: 10 * time.Minute, down: fewErrors},
+		"only errors":                     {down: fewErrors},
+		"of few prompts":                  {prompts: fewPrompts, down: fewErrors},
+		"of fewer prompts":                {prompts: fewPrompts - 1},
+		"of fewer prompts, server-side":   {prompts: fewPrompts - 1, serverSide: true},
+		"after good answers":              {before: 20, down: 21},
+		"after good answers, server-side": {before: 1000, serverSide: true, down: allErrors},
+		"server-side, and others between": {before: 1000, serverSide: true, good: 1},
+		"now and then":                    {pause: 3 * errorMemory},
+		"now and then, server-side":       {pause: 3 * errorMemory, serverSide: true, down: allErrors},
+		"after good ones, and forgotten":  {before: 1000, pause: errorMemory / 5, down: 28},
+		"fewer than good ones":            {good: 2},
+		"the other has some":              {others: 1, down: fewErrors},
+		"the other has half":              {others: 5},
+		"the other has as many":           {others: 10},
+		"the other had as many long ago":  {others: 10, ago: 10 * time.Minute, down: fewErrors},
 	} {
 		w, other := New("test", Settings{Dial: "a:1"}), New("test", Settings{Dial: "b:1"})
 		for i := range 100 {
 			o := Outcome{Kind: OutcomeGood}
 			if i%10 < v.others {
-				o = Outcome{Kind: OutcomeErrored, Blame: uint64(i), Peers: slices.Values([]*Worker{other})}
+				o = Outcome{Kind: OutcomeErrored, CulpritKey: uint64(i), Peers: slices.Values([]*Worker{other})}
 			}
 			other.Record(epoch.Add(-v.ago), &o)
 		}
@@ -218,9 +218,9 @@ func TestErrorsUnlikeThoseOfOthers(t *testing.T) {
 		}
 		answer(v.before)
 		for n := 1; n <= 100 && down == 0; n++ {
-			o := Outcome{Kind: OutcomeErrored, Own: v.own, Blame: uint64(n), Peers: slices.Values([]*Worker{w, other})}
+			o := Outcome{Kind: OutcomeErrored, ServerSide: v.serverSide, CulpritKey: uint64(n), Peers: slices.Values([]*Worker{w, other})}
 			if v.prompts > 0 {
-				o.Blame %= v.prompts
+				o.CulpritKey %= v.prompts
 			}
 			if w.Record(now, &o).Down {
 				down = n

@@ -50,9 +50,9 @@ type Outcome struct {
 	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
 
 	// of OutcomeErrored only
-	Peers iter.Seq[*Worker] // to compare the worker with
-	Own   bool              // the client hardly caused the error
-	Blame uint64            // identifies the session or the prompt
+	Peers      iter.Seq[*Worker] // to compare the worker with
+	ServerSide bool              // the client hardly caused the error
+	CulpritKey uint64            // of the session or the prompt
 }
 
 // Verdict is what a sign has changed.
@@ -170,7 +170,7 @@ func (w *Worker) answered() (wasAbsent bool) {
 // engine whose core has died, or that lacks the model, answers errors at once, and looks like the least busy
 // one. Errors that clients cause come from all workers.
 func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
-	errs, share := w.Health.RecordError(t, o.Own, o.Blame)
+	errs, share := w.Health.RecordError(t, o.ServerSide, o.CulpritKey)
 	if errs < fewErrors || share <= 0.5 {
 		return false
 	}
