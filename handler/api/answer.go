@@ -89,7 +89,7 @@ func (a *Answer) Event(f rawjson.Frame) {
 		a.unpredictable()
 		a.parseable = true
 	}
-	if f.Long || f.Odd {
+	if f.Long || f.UnknownField {
 		a.stay(StaysUnread)
 	}
 	a.event(f.Data)

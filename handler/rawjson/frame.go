@@ -8,13 +8,13 @@ const MaxFrame = 1 << 20
 // Frame is one event of a stream of server-sent events. It is valid until the
 // next call of its Framer.
 type Frame struct {
-	Data   []byte // the values of its data lines, with a line feed between two
-	Lines  int    // how many data lines it has
-	Named  bool   // it has a name
-	Odd    bool   // it has a field that events do not have
-	Failed bool   // its name is error, or its data are in a field error, as in old llama.cpp
-	Long   bool   // it is longer than MaxFrame, and its end may not have come; the other fields are unset
-	Cut    bool   // the stream ended before the empty line that ends an event
+	Data         []byte // the values of its data lines, with a line feed between two
+	Lines        int    // how many data lines it has
+	Named        bool   // it has a name
+	UnknownField bool   // it has a field that events do not have
+	Failed       bool   // its name is error, or its data are in a field error, as in old llama.cpp
+	Long         bool   // it is longer than MaxFrame, and its end may not have come; the other fields are unset
+	Cut          bool   // the stream ended before the empty line that ends an event
 }
 
 // Framer cuts a stream of server-sent events (WHATWG HTML, 9.2) into frames.
@@ -210,7 +210,7 @@ func (f *Framer) field(end int) {
 		f.now.Failed = f.now.Failed || string(value) == "error"
 	case "id", "retry":
 	default:
-		f.now.Odd = true
+		f.now.UnknownField = true
 	}
 }
 

@@ -59,10 +59,10 @@ func TestFramerForms(t *testing.T) {
 		{"data: A\r\rdata: B\r\r", []Frame{a, b}},
 		{"\xEF\xBB\xBFdata: A\n\n:data: X\nid: 3\ndata: B\nretry: 5\n\n", []Frame{a, b}},
 		{"\n\n: x\n\ndata: A\n\n\n\n", []Frame{a}},
-		{"datax: X\n\ndata\n\n", []Frame{{Odd: true}, {Lines: 1}}},
+		{"datax: X\n\ndata\n\n", []Frame{{UnknownField: true}, {Lines: 1}}},
 		{"data: A\ndata:B\ndata\n\n", []Frame{{Data: []byte("A\nB\n"), Lines: 3}}},
 		{"data:  A\n: x\nevent: x\n\n", []Frame{{Data: []byte(" A"), Lines: 1, Named: true}}},
-		{"event: error\n\nevent:errors\n\nerror: x\n\nerror\n\n", []Frame{{Named: true, Failed: true}, {Named: true}, {Data: []byte("x"), Lines: 1, Failed: true}, {Odd: true}}},
+		{"event: error\n\nevent:errors\n\nerror: x\n\nerror\n\n", []Frame{{Named: true, Failed: true}, {Named: true}, {Data: []byte("x"), Lines: 1, Failed: true}, {UnknownField: true}}},
 		{"data: A\n\ndata: B\n", []Frame{a, {Data: []byte("B"), Lines: 1, Cut: true}}},
 		{"data: A\n\ndata: B", []Frame{a, {Data: []byte("B"), Lines: 1, Cut: true}}},
 		{"data: A\n\ndata: B\r", []Frame{a, {Data: []byte("B"), Lines: 1, Cut: true}}},
@@ -162,7 +162,7 @@ func reference(stream []byte) (frames []Frame) {
 			}
 			now.Named = now.Named || name == "event"
 			now.Failed = now.Failed || name == "event" && value == "error" || name == "error" && colon
-			now.Odd = now.Odd || name != "" && odd(name, colon)
+			now.UnknownField = now.UnknownField || name != "" && isUnknown(name, colon)
 			if now.Data, now.Lines = []byte(strings.Join(data, "\n")), len(data); fields > 0 {
 				frames = append(frames, now)
 			}
@@ -171,7 +171,7 @@ func reference(stream []byte) (frames []Frame) {
 		}
 		if name != "" {
 			fields++
-			now.Odd = now.Odd || odd(name, colon)
+			now.UnknownField = now.UnknownField || isUnknown(name, colon)
 		}
 		switch name {
 		case "data":
@@ -188,7 +188,7 @@ func reference(stream []byte) (frames []Frame) {
 	return frames
 }
 
-func odd(name string, colon bool) bool {
+func isUnknown(name string, colon bool) bool {
 	return !slices.Contains([]string{"data", "event", "id", "retry"}, name) && (name != "error" || !colon)
 }
 
