@@ -62,7 +62,7 @@ type Lease struct {
 	predicted  float64       // milliseconds to the first token
 	added      float64       // of predicted, for its own prefill
 	usual      float64       // what that is on the target's peers; 0 is unknown
-	blame      uint64        // identifies its session or prompt
+	culprit    uint64        // identifies its session or prompt
 	first      time.Duration // from booked to the first sign of the answer
 	lost       int64         // tokens that it has shown to be lost
 	own        timing

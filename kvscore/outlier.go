@@ -18,16 +18,16 @@ const (
 	showsMistake // no token, by the client's fault
 )
 
-// answers remembers the last answers of a target. Odd ones are errors, empty answers, and first
+// answers remembers the last answers of a target. Anomalous ones are errors, empty answers, and first
 // tokens much too soon: they cost the target no work. Clients cause most of them, also where the status
 // does not say so. But a worker that gives far more than its peers is an outlier: it probably serves
 // something else, or is broken.
 type answers struct {
-	recent      recent    // how many
-	odd, errors mean      // the shares of odd ones, and of those without a token that are no client's mistake
-	pace        mean      // logarithm of how much longer prefills take than with priorTimes
-	blamed      [2]uint64 // the last sessions or prompts with odd answers: see add
-	found       time.Time // when a choice last found its worker to be an outlier
+	recent            recent    // how many
+	anomalous, errors mean      // the shares of anomalous ones, and of those without a token that are no client's mistake
+	pace              mean      // logarithm of how much longer prefills take than with priorTimes
+	culprits          [2]uint64 // the last sessions or prompts with anomalous answers: see add
+	found             time.Time // when a choice last found its worker to be an outlier
 }
 
 // mean is a mean of values of which the last ones weigh most.
@@ -39,7 +39,7 @@ func (m *mean) add(v float64) {
 }
 
 const (
-	// mostly is the least share of odd answers of an outlier, fewAnswers their least number. The
+	// mostly is the least share of anomalous answers of an outlier, fewAnswers their least number. The
 	// share is also more than peersTimes that of its peers, and peersMore.
 	mostly, fewAnswers    = 0.5, 5
 	peersTimes, peersMore = 2, 0.2
@@ -52,21 +52,21 @@ const (
 	shortest = 20
 )
 
-// add adds the answer of a lease. The odd answers of one client or two count only once, because
+// add adds the answer of a lease. The anomalous answers of one client or two count only once, because
 // the client may repeat the request.
 func (a *answers) add(l *Lease) {
-	odd, failed := 0.0, 0.0
+	anomalous, failed := 0.0, 0.0
 	if l.shown == showsFailure || l.shown == showsMistake || l.shown == showsTooSoon && l.counts.Cached <= l.cached {
-		if slices.Contains(a.blamed[:], l.blame) {
+		if slices.Contains(a.culprits[:], l.culprit) {
 			return
 		}
-		a.blamed[0], a.blamed[1] = a.blamed[1], l.blame
-		if odd = 1; l.shown == showsFailure {
+		a.culprits[0], a.culprits[1] = a.culprits[1], l.culprit
+		if anomalous = 1; l.shown == showsFailure {
 			failed = 1
 		}
 	}
 	a.recent.add(l.booked.Add(l.first), 1)
-	a.odd.add(odd)
+	a.anomalous.add(anomalous)
 	a.errors.add(failed)
 }
 
@@ -77,7 +77,7 @@ func (a *answers) paced(x features, ms float64) {
 }
 
 // workerAnswers are those of all targets of a worker.
-type workerAnswers struct{ n, odd, recent, targets float64 }
+type workerAnswers struct{ n, anomalous, recent, targets float64 }
 
 // ofFirst adds up the answers of the worker that the first target belongs to. Its targets stand
 // side by side.
@@ -87,11 +87,11 @@ func (s *Scheduler) ofFirst(now time.Time, among []TargetRef) (a workerAnswers) 
 			break
 		}
 		if ld := s.loadOf(t); ld != nil {
-			a.n, a.odd, a.recent = a.n+ld.answers.odd.n, a.odd+ld.answers.odd.v, a.recent+ld.answers.recent.value(now)
+			a.n, a.anomalous, a.recent = a.n+ld.answers.anomalous.n, a.anomalous+ld.answers.anomalous.v, a.recent+ld.answers.recent.value(now)
 		}
 		a.targets++
 	}
-	a.odd /= a.targets
+	a.anomalous /= a.targets
 	return a
 }
 
@@ -100,12 +100,12 @@ func (s *Scheduler) findOutliers(now time.Time, among []TargetRef, sel *Selectio
 	var all workerAnswers // targets: workers
 	for at := 0; at < len(among); all.targets++ {
 		a := s.ofFirst(now, among[at:])
-		all.odd, all.recent, at = all.odd+a.odd, all.recent+a.recent, at+int(a.targets)
+		all.anomalous, all.recent, at = all.anomalous+a.anomalous, all.recent+a.recent, at+int(a.targets)
 	}
 	peers := max(all.targets-1, 1)
 	for at := 0; at < len(among); {
 		a := s.ofFirst(now, among[at:])
-		outlier := a.n >= fewAnswers && a.odd > max(mostly, peersTimes*(all.odd-a.odd)/peers+peersMore) && all.targets > 1
+		outlier := a.n >= fewAnswers && a.anomalous > max(mostly, peersTimes*(all.anomalous-a.anomalous)/peers+peersMore) && all.targets > 1
 		for end := at + int(a.targets); at < end; at++ {
 			if !outlier {
 				continue

@@ -156,7 +156,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		}
 		if ld := s.loadOf(among[i]); ld != nil {
 			s.fill(now, ld, c, sel)
-			suspect = suspect || ld.answers.odd.v > mostly
+			suspect = suspect || ld.answers.anomalous.v > mostly
 			if p := &ld.answers.pace; p.n > 0 {
 				sel.paces.v, sel.paces.n, sel.paced = sel.paces.v+p.v, sel.paces.n+p.n, sel.paced+1
 			}
@@ -263,10 +263,10 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, crowded: c.crowded, predicted: c.TTFT(), added: time,
 		phase: r.Phase, split: c.Split, lacks: lacks, ahead: r.Split.Prefill,
 	}
-	if l.blame = r.Session; l.blame == 0 {
-		l.blame = uint64(now.UnixNano()) //nolint:gosec // only compared
+	if l.culprit = r.Session; l.culprit == 0 {
+		l.culprit = uint64(now.UnixNano()) //nolint:gosec // only compared
 		if n := len(r.Blocks); n > 0 {
-			l.blame = r.Root ^ r.Blocks[n-1]
+			l.culprit = r.Root ^ r.Blocks[n-1]
 		}
 	}
 	if prefill > 0 {

@@ -62,8 +62,8 @@ var (
 	descForgotten = poolDesc("limits_forgotten_tenants_total", "Tenants whose use was forgotten, because there were too many.")
 	descLimited   = poolDesc("limits_refused_total", "Requests that the limits of their tenants refused, by what the limit counts.", "limit")
 
-	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, without clients' mistakes.")
-	descApart = workerDesc("worker_errors_apart",
+	descErrorRatio = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, without clients' mistakes.")
+	descApart      = workerDesc("worker_errors_apart",
 		"1 while the worker has far more errors and empty answers than the others for the same model.")
 	descHung = workerDesc("workers_hung",
 		"1 while the worker is hung: it has requests and produces no output, while others make progress.")
@@ -274,7 +274,7 @@ func collectWorker(to sink, p *pool.Pool, w *worker.Worker, t time.Time, proxy m
 	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.IsHung()))
 	load := p.Load(t, w)
-	to.gauge(descOdd, load.Errors)
+	to.gauge(descErrorRatio, load.Errors)
 	to.gauge(descApart, asNumber(load.ErrorsApart()))
 	collectEvents(to, w, t)
 }
