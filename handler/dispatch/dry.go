@@ -134,7 +134,7 @@ func (rt *route) pick(c *DryChoice, among *pool.Candidates) (bound int) {
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, chosen), kvscore.CostUnit(choice.Policy)
 	if home, priced := rt.turn.Home(); home != (kvscore.Target{}) {
 		h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds()}
-		h.Stays = c.Picked.Chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
+		h.Stays = c.Picked.Chosen == sel.Home || rt.turn.IsServedElsewhere() || priced && h.Holds
 		if c.Home = h; priced && rt.fixed == nil {
 			h.Leave = new(float64)
 			for i := range sel.Candidates {

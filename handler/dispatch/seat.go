@@ -238,25 +238,25 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 		return -1 // the policy chooses among the ranks
 	case rt.fixed != nil:
 		if homed && home != c.Targets[0].Target {
-			rt.turn.GoAway()
+			rt.turn.ServeElsewhereOnce()
 		}
 		return 0
 	case !homed:
 		return -1
 	}
-	away := fullOf(c, home) != nil // for this request only
+	elsewhere := fullOf(c, home) != nil // for this request only
 	if w := rt.offers.Worker(home.Worker); w != nil && rt.plan.Constrained() {
 		want := rt.Wants()
-		away = away || rt.Pool.Meets(&want, w) != pool.Fits
+		elsewhere = elsewhere || rt.Pool.Meets(&want, w) != pool.Fits
 	}
-	if away {
-		rt.turn.GoAway()
+	if elsewhere {
+		rt.turn.ServeElsewhereOnce()
 	}
 	if priced {
 		return -1
 	}
 	if rt.turn.Crowded() {
-		rt.turn.GoAway()
+		rt.turn.ServeElsewhereOnce()
 		return -1
 	}
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
@@ -296,14 +296,14 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 		want := d.Wants()
 		d.Pool.Wake(&want, d.offers, c.At)
 		d.Pool.Raise(c.At, "requests overflow to backup workers")
-		d.turn.GoAway()
+		d.turn.ServeElsewhereOnce()
 		return
 	}
 	if unpriced {
 		return
 	}
 	if home, _ := d.turn.Home(); home != (kvscore.Target{}) && i != sel.Home && sel.HomeHolds() {
-		d.turn.GoAway()
+		d.turn.ServeElsewhereOnce()
 	}
 	if d.Shadow != nil && d.plan.Request != nil {
 		d.Shadow.compare(d, c, i)

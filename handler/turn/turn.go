@@ -59,13 +59,13 @@ type Turn struct {
 	plan *plan.Plan
 	dry  bool // it changes nothing
 
-	use     affinity.Use     // none if the request must not bind the session
-	bound   affinity.Binding // as last seen; zero if there is none. Without a version: see Use.Find
-	parent  kvscore.Target   // the home of the session that started this unbound one
-	pending bool             // a concurrent first request has not bound the session yet
-	waited  bool             // this attempt has waited for that
-	away    bool             // this turn goes elsewhere, and the session keeps its home
-	chose   bool             // there was an attempt
+	use       affinity.Use     // none if the request must not bind the session
+	bound     affinity.Binding // as last seen; zero if there is none. Without a version: see Use.Find
+	parent    kvscore.Target   // the home of the session that started this unbound one
+	pending   bool             // a concurrent first request has not bound the session yet
+	waited    bool             // this attempt has waited for that
+	elsewhere bool             // this turn goes elsewhere, and the session keeps its home
+	chose     bool             // there was an attempt
 
 	held   string           // the engine's id of the session, empty if no engine holds it
 	opened affinity.Version // of the binding made for this request, until an answer begins
@@ -96,7 +96,7 @@ func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) e
 // Find looks up the session's home for an attempt. A request that may bind the session becomes
 // a live request of it.
 func (t *Turn) Find(ctx context.Context) {
-	t.away = false
+	t.elsewhere = false
 	s := &t.plan.Session
 	if t.held != "" || s.Key.IsZero() {
 		return
@@ -203,14 +203,14 @@ func (t *Turn) Stays() bool {
 	return t.Hard || t.plan.Session.Held && t.bound.Kind == affinity.Fixed
 }
 
-// GoAway says that this attempt goes elsewhere, and that the session keeps its home.
-func (t *Turn) GoAway() { t.away = true }
+// ServeElsewhereOnce says that another target serves this attempt, and that the session stays bound to its own.
+func (t *Turn) ServeElsewhereOnce() { t.elsewhere = true }
 
-// IsAway returns whether GoAway was called for this attempt.
-func (t *Turn) IsAway() bool { return t.away }
+// IsServedElsewhere returns whether ServeElsewhereOnce was called for this attempt.
+func (t *Turn) IsServedElsewhere() bool { return t.elsewhere }
 
 // Commit says that an answer of a target begins, and returns what that makes of the session. A
-// good answer binds the session, except after GoAway and if an engine holds the session.
+// good answer binds the session, except after ServeElsewhereOnce and if an engine holds the session.
 func (t *Turn) Commit(at kvscore.Target, good bool) State {
 	s, had := &t.plan.Session, t.bound.Target
 	if good {
@@ -237,7 +237,7 @@ func (t *Turn) Commit(at kvscore.Target, good bool) State {
 
 func (t *Turn) bind(at kvscore.Target) {
 	s := &t.plan.Session
-	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked || t.plan.Request == nil {
+	if !t.use.Begun(s.Key) || t.elsewhere || t.bound.Kind == affinity.EngineBacked || t.plan.Request == nil {
 		return
 	}
 	if t.bound.Kind == affinity.Fixed && t.Pool.IsNowUpstream(t.bound.Target.Worker) {

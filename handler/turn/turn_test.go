@@ -51,12 +51,12 @@ func (s *Sessions) enter(t *testing.T, of plan.Session) *Turn {
 // TestStates has each row of the table of states.
 func TestStates(t *testing.T) {
 	for _, v := range []struct {
-		name       string
-		home       kvscore.Target // before
-		final      bool
-		away, good bool
-		want       State
-		after      kvscore.Target
+		name            string
+		home            kvscore.Target // before
+		final           bool
+		elsewhere, good bool
+		want            State
+		after           kvscore.Target
 	}{
 		{"first turn", none, false, false, true, New, one},
 		{"at home", one, false, false, true, Bound, one},
@@ -78,8 +78,8 @@ func TestStates(t *testing.T) {
 				t.Errorf("home %v, priced %v", home, priced)
 			}
 			turn.Choose(one)
-			if v.away {
-				turn.GoAway()
+			if v.elsewhere {
+				turn.ServeElsewhereOnce()
 			}
 			if got := turn.Commit(one, v.good); got != v.want {
 				t.Errorf("state %q, want %q", got, v.want)
