@@ -134,7 +134,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.Pool),
 		Sessions: &turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
-			// Only a policy whose costs are times knows the price of leaving a session's home.
+			// Only a policy whose costs are times knows the price of leaving a session's target.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,

@@ -38,7 +38,7 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				r := prompt(upTo(rnd.Uint64N(80))...)
 				r.Root, r.Streamed = rnd.Uint64N(8), rnd.IntN(4) > 0
 				if i%2 == 0 {
-					r.Home = ts[rnd.IntN(5)]
+					r.BoundTarget = ts[rnd.IntN(5)]
 				}
 				at = at.Add(time.Duration(rnd.IntN(2000)) * time.Millisecond)
 				bound := -1

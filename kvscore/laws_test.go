@@ -16,7 +16,7 @@ import (
 func drawn(r *rand.Rand) *Selection {
 	up := func(most float64) float64 { return most * r.Float64() * r.Float64() }
 	s := &Selection{
-		Findings: Findings{Tokens: 1 + r.Int64N(50_000)}, BlockSize: 16, Rand: r, Home: -1, ArrivalRate: up(0.01), ExpectedAnswer: up(2000), MeanAnswer: up(2000),
+		Findings: Findings{Tokens: 1 + r.Int64N(50_000)}, BlockSize: 16, Rand: r, BoundTarget: -1, ArrivalRate: up(0.01), ExpectedAnswer: up(2000), MeanAnswer: up(2000),
 		Latency: Latency{Fixed: up(50), Token: up(0.2), Attention: up(1e-5), Context: up(1e-4)},
 	}
 	for i := range 2 + r.IntN(127) {

@@ -70,9 +70,9 @@ type Selection struct {
 	Fault bool
 	// Unknown is the number of candidates with Candidate.Unknown.
 	Unknown int
-	// Home is the position of the target that the request's session is bound to, -1 if it
+	// BoundTarget is the position of the target that the request's session is bound to, -1 if it
 	// is not a candidate.
-	Home int
+	BoundTarget int
 	// Split is how the request may be split: see Candidate.Split.
 	Split Split
 	// ExpectedAnswer is the expected length of the answer, MeanAnswer that of recent answers, in tokens.
@@ -93,18 +93,18 @@ type Selection struct {
 	paced  float64    // how many candidates have one
 }
 
-// HomeHolds reports whether the session's home is a candidate that holds at least half as
-// much of the prompt as any candidate. If it does not, the session has no reason to go
-// back there.
-func (s *Selection) HomeHolds() bool {
-	if s.Home < 0 {
+// BoundTargetHolds reports whether the session's target is a candidate that holds at least half
+// as much of the prompt as any candidate. If it does not, the session has no reason to go back
+// there.
+func (s *Selection) BoundTargetHolds() bool {
+	if s.BoundTarget < 0 {
 		return false
 	}
 	most := int64(0)
 	for i := range s.Candidates {
 		most = max(most, s.Candidates[i].OverlapTokens)
 	}
-	return most > 0 && 2*s.Candidates[s.Home].OverlapTokens >= most
+	return most > 0 && 2*s.Candidates[s.BoundTarget].OverlapTokens >= most
 }
 
 // Findings is what the cache models say of a prompt, over all targets.

@@ -38,7 +38,7 @@ type Terms struct {
 	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It also makes an
 	// idle target, or one whose turn it is, as cheap as the cheapest one. It is negative or 0.
 	Spread float64 `json:"spread"`
-	// Leave is the price of leaving the session's home. It is 0 at home and without a home.
+	// Leave is the price of leaving the target that the session is bound to. It is 0 there, and without one.
 	Leave float64 `json:"leave"`
 	// Others is the price of a target that other routers prefer, where requests come to several
 	// routers at the same moments.
@@ -89,8 +89,8 @@ const (
 	alikeSteps = 4
 	// freeMemory is the share of its memory that a target which takes turns will use at most.
 	freeMemory = 0.7
-	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
-	// for the tokens that only home holds. It includes the fixed cost of a step.
+	// leavePrice is the cost of leaving the bound target, as a share of the prefill time
+	// for the tokens that only that one holds. It includes the fixed cost of a step.
 	leavePrice = 0.2
 )
 
@@ -169,8 +169,8 @@ func (w *weights) cost(s *Selection, i int) {
 	if s.Split.Rule != SplitNever {
 		w.split(s, c)
 	}
-	if s.Home >= 0 && i != s.Home {
-		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
+	if s.BoundTarget >= 0 && i != s.BoundTarget {
+		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.BoundTarget].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
 	}
 	if c.Others {
 		t.Others = sharePrice * s.Met * prefill

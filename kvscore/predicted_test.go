@@ -10,7 +10,7 @@ import (
 // 1,000 tokens, with no request waiting. Answers are ten times as long as DefaultWeight.
 func three() *Selection {
 	s := &Selection{
-		Findings: Findings{Tokens: 1000}, BlockSize: 16, Rand: seeded(1), Home: -1, MeanAnswer: 10 * DefaultWeight,
+		Findings: Findings{Tokens: 1000}, BlockSize: 16, Rand: seeded(1), BoundTarget: -1, MeanAnswer: 10 * DefaultWeight,
 		Latency: Latency{Fixed: 10, Token: 0.1, Attention: 1e-6, Context: 1e-4},
 	}
 	for i := range 3 {
@@ -44,7 +44,7 @@ func pointer[T any](v T) *T { return &v }
 func TestTerms(t *testing.T) {
 	// an answer of 200 tokens behind 1,000: alone, and what it adds to another one
 	const own, added = DefaultWeight * (10 + 0.1), 0.1 * 200 * (0.1 + 1e-4*(1000+100))
-	// what a home with 800 tokens of the prompt would have to compute
+	// what a bound target with 800 tokens of the prompt would have to compute
 	const held = 10 + 800*0.1 + 1e-6*800*400
 	for name, tc := range map[string]struct {
 		change func(s *Selection, c *Candidate)
@@ -121,15 +121,19 @@ func TestTerms(t *testing.T) {
 				first.Delay, first.Spread = 0.01*90*90, -0.01*90*90-100+110+10
 			},
 		},
-		"a home that is far busier": {
-			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, c.WaitTime, c.Requests = 1, 800, 1000, 1 },
+		"a bound target that is far busier": {
+			func(s *Selection, c *Candidate) {
+				s.BoundTarget, c.OverlapTokens, c.WaitTime, c.Requests = 1, 800, 1000, 1
+			},
 			func(first, second *Terms) { *second = busyTerms; first.Leave, second.Wait = leavePrice*held, 1000 },
 		},
-		"a home that holds what all hold": {
-			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, s.Candidates[0].OverlapTokens = 1, 500, 500 },
+		"a bound target that holds what all hold": {
+			func(s *Selection, c *Candidate) {
+				s.BoundTarget, c.OverlapTokens, s.Candidates[0].OverlapTokens = 1, 500, 500
+			},
 			func(first, _ *Terms) { first.Leave = leavePrice * 10 },
 		},
-		"a home that holds nothing": {func(s *Selection, _ *Candidate) { s.Home = 1 }, func(first, _ *Terms) { first.Leave = leavePrice * 10 }},
+		"a bound target that holds nothing": {func(s *Selection, _ *Candidate) { s.BoundTarget = 1 }, func(first, _ *Terms) { first.Leave = leavePrice * 10 }},
 		"a high priority": {
 			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime, c.Requests = 5, 70, 1 },
 			func(first, second *Terms) {
@@ -200,13 +204,13 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-func TestHomeHolds(t *testing.T) {
+func TestBoundTargetHolds(t *testing.T) {
 	for name, tc := range map[string]struct {
-		home        int
+		bound       int
 		holds, most int64
 		want        bool
 	}{
-		"no home":                  {-1, 800, 800, false},
+		"not bound":                {-1, 800, 800, false},
 		"no target holds anything": {1, 0, 0, false},
 		"it holds most":            {1, 800, 800, true},
 		"it holds half as much":    {1, 400, 800, true},
@@ -215,9 +219,9 @@ func TestHomeHolds(t *testing.T) {
 		"it alone holds a block":   {1, 16, 0, true},
 	} {
 		s := three()
-		s.Home = tc.home
+		s.BoundTarget = tc.bound
 		s.Candidates[0].OverlapTokens, s.Candidates[1].OverlapTokens, s.Candidates[2].OverlapTokens = 0, tc.holds, tc.most
-		if got := s.HomeHolds(); got != tc.want {
+		if got := s.BoundTargetHolds(); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -254,16 +258,16 @@ func TestTargetsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestEqualIdleTargetsTakeTurns has a home with a wait, and two idle targets that cost the same.
+// TestEqualIdleTargetsTakeTurns has a bound target with a wait, and two idle targets that cost the same.
 func TestEqualIdleTargetsTakeTurns(t *testing.T) {
 	for want := 1; want <= 2; want++ {
 		s := three()
-		s.Home = 0
+		s.BoundTarget = 0
 		for i := range s.Candidates {
 			s.Candidates[i].PrefillTime = 190
 		}
-		home := &s.Candidates[0]
-		home.Requests, home.WaitTime, home.PrefillTime, home.OverlapTokens = 1, 195, 1, 4000
+		bound := &s.Candidates[0]
+		bound.Requests, bound.WaitTime, bound.PrefillTime, bound.OverlapTokens = 1, 195, 1, 4000
 		s.Candidates[want].rested = time.Second
 		if at := NewPredictedLatency().Choose(s); at != want {
 			t.Errorf("chose %d, and %d has rested longest", at, want)

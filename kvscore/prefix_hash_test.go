@@ -28,18 +28,18 @@ func TestPrefixHashGoesByTheBeginning(t *testing.T) {
 	others := 0
 	for i := range uint64(100) {
 		blocks := distinct(i, 40)
-		home := chosen(p, asked(8, 1, blocks...))
+		first := chosen(p, asked(8, 1, blocks...))
 		later := append(slices.Clone(blocks[:16]), distinct(i+1000, 90)...)
-		if got := chosen(p, asked(8, 1, later...)); got != home {
-			t.Errorf("prompt %d: %s has the first 256 tokens, %s another prompt with the same", i, home, got)
+		if got := chosen(p, asked(8, 1, later...)); got != first {
+			t.Errorf("prompt %d: %s has the first 256 tokens, %s another prompt with the same", i, first, got)
 		}
 		reversed := asked(8, 1, blocks...)
 		slices.Reverse(reversed.Candidates)
-		if got := chosen(p, reversed); got != home {
+		if got := chosen(p, reversed); got != first {
 			t.Errorf("prompt %d: the order of the candidates matters", i)
 		}
 		for _, s := range []*Selection{asked(8, 2, blocks...), asked(8, 1, blocks[1:]...), asked(8, 1, blocks[:15]...)} {
-			if chosen(p, s) != home {
+			if chosen(p, s) != first {
 				others++
 			}
 		}
@@ -55,13 +55,13 @@ func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
 	sel := &Selection{Rand: seeded(1)}
 	for i := range uint64(50) {
 		r := &Request{Prompt: cache.Prompt{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16}, NominalBlockTokens: 16}
-		home, l := s.selectOf(epoch, r, ts, -1, &PrefixHash{}, sel)
+		first, l := s.selectOf(epoch, r, ts, -1, &PrefixHash{}, sel)
 		l.End(true, nil)
 		r.BlockTokens = 16 * (0.5 + float64(i)/25)
 		again, l := s.selectOf(epoch, r, ts, -1, &PrefixHash{}, sel)
 		l.End(true, nil)
-		if again != home {
-			t.Errorf("with %v tokens a block it moves from %d to %d", r.BlockTokens, home, again)
+		if again != first {
+			t.Errorf("with %v tokens a block it moves from %d to %d", r.BlockTokens, first, again)
 		}
 	}
 }
@@ -69,11 +69,11 @@ func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
 func TestPrefixHashMovesNoMoreThanItMust(t *testing.T) {
 	const prompts, n = 4000, 10
 	p := &PrefixHash{}
-	home := make([]Target, prompts)
+	first := make([]Target, prompts)
 	have := make(map[Target]int)
-	for i := range home {
-		home[i] = chosen(p, asked(n, 1, uint64(i)))
-		have[home[i]]++
+	for i := range first {
+		first[i] = chosen(p, asked(n, 1, uint64(i)))
+		have[first[i]]++
 	}
 	for target, k := range have {
 		if k < 320 || k > 480 { // four standard deviations
@@ -81,26 +81,26 @@ func TestPrefixHashMovesNoMoreThanItMust(t *testing.T) {
 		}
 	}
 	gone, moved := targets(n)[3], make(map[Target]int)
-	for i := range home {
+	for i := range first {
 		s := asked(n, 1, uint64(i))
 		s.Candidates = slices.DeleteFunc(s.Candidates, func(c Candidate) bool { return c.Target == gone })
 		switch got := chosen(p, s); {
-		case home[i] == gone:
+		case first[i] == gone:
 			moved[got]++
-		case got != home[i]:
-			t.Fatalf("prompt %d was not on the target that went, and moved from %s to %s", i, home[i], got)
+		case got != first[i]:
+			t.Fatalf("prompt %d was not on the target that went, and moved from %s to %s", i, first[i], got)
 		}
 	}
 	if len(moved) != n-1 {
 		t.Errorf("what the target had goes to %d others, want all: %v", len(moved), moved)
 	}
 	took := 0
-	for i := range home {
+	for i := range first {
 		switch got := chosen(p, asked(n+1, 1, uint64(i))); {
 		case got.Worker == n+1:
 			took++
-		case got != home[i]:
-			t.Fatalf("prompt %d moved from %s to %s, which was there before", i, home[i], got)
+		case got != first[i]:
+			t.Fatalf("prompt %d moved from %s to %s, which was there before", i, first[i], got)
 		}
 	}
 	if took < 290 || took > 440 {

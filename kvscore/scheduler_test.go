@@ -254,7 +254,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 			if rnd.IntN(50) == 0 { // more than the cache model takes
 				r.Blocks = distinct(rnd.Uint64(), 200)
 			}
-			r.ExpectedTokens, r.Home = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
+			r.ExpectedTokens, r.BoundTarget = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
 			r.Streamed, r.BlockTokens = rnd.IntN(2) == 0, 10+10*rnd.Float64()
 			_, l := s.selectOf(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[step%len(policies)], sel)
 			live = append(live, l)

@@ -28,9 +28,9 @@ type Request struct {
 	Factors []float64
 	// Override changes the options of the policy for this request. Nil changes nothing.
 	Override *Override
-	// Home is the target that the request's session is bound to, the zero Target if there
+	// BoundTarget is the target that the request's session is bound to, the zero Target if there
 	// is none. A policy may prefer it.
-	Home Target
+	BoundTarget Target
 	// Session is a hash of the client's session key, equal in all routers; 0 if the request
 	// has none. Policies that break ties take the same target for a session each time: see
 	// [Selection.Pick]. It needs no secret. A client that chooses its key by the hash can only choose
@@ -142,7 +142,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	sel.Findings = sel.view.Findings
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
-	sel.Fault, sel.Unknown, sel.Home = false, 0, -1
+	sel.Fault, sel.Unknown, sel.BoundTarget = false, 0, -1
 	s.divide()
 	s.describe(now, r, sel)
 	suspect := false
@@ -165,8 +165,8 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 			sel.Unknown++
 		}
-		if r.Home != (Target{}) && c.Target == r.Home {
-			sel.Home = i
+		if r.BoundTarget != (Target{}) && c.Target == r.BoundTarget {
+			sel.BoundTarget = i
 		}
 	}
 	if found := suspect && s.findOutliers(now, among, sel); found || sel.Unknown > 0 {

@@ -70,7 +70,7 @@ func viewCandidate(dial string, c *kvscore.Candidate) candidateView {
 }
 
 type homeView struct {
-	*dispatch.DryHome
+	*dispatch.DryBoundTarget
 	Dial      string `json:"dial"`
 	Candidate bool   `json:"is_candidate"`
 }
@@ -129,8 +129,8 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	for i := range c.Candidates {
 		e.Candidates = append(e.Candidates, viewCandidate(c.Workers[i].Dial, &c.Candidates[i]))
 	}
-	if h := c.Home; h != nil {
-		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
+	if h := c.BoundTarget; h != nil {
+		e.Home = &homeView{DryBoundTarget: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
 	e.Chosen, e.Phases, e.Plan.New = viewChosen(c, e.Candidates), c.Phases, newIn(p, c.Candidates)
 	return e

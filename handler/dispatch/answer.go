@@ -56,7 +56,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 // and says it in the response headers.
 func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	a := d.attempt
-	home, _ := d.turn.Home()
+	bound, _ := d.turn.BoundTarget()
 	good := resp.StatusCode < 300
 	d.turn.BindOpened(resp, a.Target)
 	state := d.turn.Commit(a.Target, good)
@@ -69,7 +69,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	turnsTotal.WithLabelValues(d.Pool.Name, string(state)).Inc()
 	if state == turn.Moved {
 		why := movedCost
-		switch w, want := d.offers.Worker(home.Worker), d.Wants(); {
+		switch w, want := d.offers.Worker(bound.Worker), d.Wants(); {
 		case w == nil:
 			why = movedGone
 		case w == a.Worker: // another rank

@@ -24,16 +24,16 @@ type DryChoice struct {
 	LeftOut []LeftOut
 
 	// What follows is empty if no worker would be chosen.
-	Candidates []kvscore.Candidate
-	Workers    []*worker.Worker // of Candidates
-	Picked     kvscore.Explanation
-	Reason     string // of the choice
-	Unit       string // of the costs; empty if the policy compares none
-	Bound      bool   // the session or the request decided, and no policy was asked
-	Home       *DryHome
-	Tier       pool.Verdict // of the candidates
-	Tokens     int64        // of the prompt
-	Phases     *DryPhases   // nil if no worker is for prefills or decodes
+	Candidates  []kvscore.Candidate
+	Workers     []*worker.Worker // of Candidates
+	Picked      kvscore.Explanation
+	Reason      string // of the choice
+	Unit        string // of the costs; empty if the policy compares none
+	Bound       bool   // the session or the request decided, and no policy was asked
+	BoundTarget *DryBoundTarget
+	Tier        pool.Verdict // of the candidates
+	Tokens      int64        // of the prompt
+	Phases      *DryPhases   // nil if no worker is for prefills or decodes
 }
 
 // DryPhases says whether the request would be split over two workers.
@@ -46,8 +46,8 @@ type DryPhases struct {
 	Time    float64        `json:"prefill_ms,omitzero"`
 }
 
-// DryHome is the target that a session is bound to.
-type DryHome struct {
+// DryBoundTarget is the target that a session is bound to.
+type DryBoundTarget struct {
 	kvscore.Target
 	Position int      `json:"-"`                 // among the candidates; -1 if it is none
 	Holds    bool     `json:"holds_prompt"`      // at least half of what any candidate holds of the prompt
@@ -132,10 +132,10 @@ func (rt *route) pick(c *DryChoice, among *pool.Candidates) (bound int) {
 	c.Bound, c.Tier, c.Tokens = choice.Bound >= 0, among.Tier, sel.Tokens
 	chosen := &sel.Candidates[c.Picked.Chosen]
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, chosen), kvscore.CostUnit(choice.Policy)
-	if home, priced := rt.turn.Home(); home != (kvscore.Target{}) {
-		h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds()}
-		h.Stays = c.Picked.Chosen == sel.Home || rt.turn.IsServedElsewhere() || priced && h.Holds
-		if c.Home = h; priced && rt.fixed == nil {
+	if at, priced := rt.turn.BoundTarget(); at != (kvscore.Target{}) {
+		h := &DryBoundTarget{Target: at, Position: sel.BoundTarget, Holds: sel.BoundTargetHolds()}
+		h.Stays = c.Picked.Chosen == sel.BoundTarget || rt.turn.IsServedElsewhere() || priced && h.Holds
+		if c.BoundTarget = h; priced && rt.fixed == nil {
 			h.Leave = new(float64)
 			for i := range sel.Candidates {
 				*h.Leave = max(*h.Leave, sel.Candidates[i].Terms.Leave)

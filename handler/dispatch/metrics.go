@@ -160,13 +160,13 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	}
 }
 
-// Reasons why a session moved from its home.
+// Reasons why a session moved to another target.
 const (
-	movedGone        = "gone"        // home is no upstream any more
-	movedFailed      = "failed"      // home failed to serve this turn
-	movedUnavailable = "unavailable" // home is marked down, hung or draining
-	movedCost        = "cost"        // another target was cheaper, and home holds little of the prompt
-	movedContext     = "context"     // the prompt has outgrown home's context
+	movedGone        = "gone"        // its worker is no upstream any more
+	movedFailed      = "failed"      // its worker failed to serve this turn
+	movedUnavailable = "unavailable" // its worker is marked down, hung or draining
+	movedCost        = "cost"        // another target was cheaper, and its target caches little of the prompt
+	movedContext     = "context"     // the prompt has outgrown the context of its worker
 )
 
 func countTokens(pool, name, kind string, tokens int64) {

@@ -96,14 +96,14 @@ var passThroughPolicy kvscore.LeastLoad
 
 // reasonOf returns the reason of a choice.
 func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
-	home, _ := rt.turn.Home()
+	bound, _ := rt.turn.BoundTarget()
 	w := rt.offers.Worker(c.Target.Worker)
 	switch {
 	case rt.fixed != nil:
 		return rt.fixed.reason
 	case rt.plan.Backups != nil && w != nil && w.IsBackup():
 		return ReasonOverflow
-	case unpriced || c.Target == home:
+	case unpriced || c.Target == bound:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap

@@ -143,7 +143,7 @@ func (d *Dispatch) turnAway(err error) {
 		if c := d.plan.Class; c != nil && c.Background {
 			reason = turnedAwayBackground
 		}
-	case errors.Is(err, pool.ErrHomeWaited):
+	case errors.Is(err, pool.ErrWaitedForSession):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
 	case errors.As(err, &late):
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeLate
@@ -187,8 +187,8 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 // choice returns how to choose among candidates, once the session is found.
 func (rt *route) choice(c *pool.Candidates) pool.Choice {
 	choice := pool.Choice{Bound: rt.boundPosition(c), Request: rt.score(c), Policy: rt.policy}
-	if home, _ := rt.turn.Home(); rt.turn.Stays() && rt.fixed == nil { // the turn waits for it
-		choice.Home = fullOf(c, home)
+	if bound, _ := rt.turn.BoundTarget(); rt.turn.WaitsIfFull() && rt.fixed == nil { // the turn waits for it
+		choice.SessionWorker = fullOf(c, bound)
 	}
 	return choice
 }
@@ -197,15 +197,15 @@ func (rt *route) choice(c *pool.Candidates) pool.Choice {
 // and the target of the session or of its parent. Workers that must load the model cost more.
 func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
-	home := rt.turn.Warm()
+	warm := rt.turn.Warm()
 	apart, ways := rt.split.Ways(c)
 	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*worker.Worker).LoadsOnDemand)
-	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
+	if len(prefers) == 0 && !loads && warm == (kvscore.Target{}) && ways == nil {
 		return &rt.plan.Score
 	}
 	scored := &c.Scored
 	*scored = rt.plan.Score // the plan does not change
-	scored.Home, scored.Split, scored.Ways = home, apart, ways
+	scored.BoundTarget, scored.Split, scored.Ways = warm, apart, ways
 	if len(prefers) == 0 && !loads {
 		return scored
 	}
@@ -231,21 +231,21 @@ func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
 func (rt *route) boundPosition(c *pool.Candidates) int {
-	home, priced := rt.turn.Home()
-	homed := home != (kvscore.Target{})
+	bound, priced := rt.turn.BoundTarget()
+	isBound := bound != (kvscore.Target{})
 	switch {
 	case rt.fixed != nil && len(c.Targets) != 1:
 		return -1 // the policy chooses among the ranks
 	case rt.fixed != nil:
-		if homed && home != c.Targets[0].Target {
+		if isBound && bound != c.Targets[0].Target {
 			rt.turn.ServeElsewhereOnce()
 		}
 		return 0
-	case !homed:
+	case !isBound:
 		return -1
 	}
-	elsewhere := fullOf(c, home) != nil // for this request only
-	if w := rt.offers.Worker(home.Worker); w != nil && rt.plan.Constrained() {
+	elsewhere := fullOf(c, bound) != nil // for this request only
+	if w := rt.offers.Worker(bound.Worker); w != nil && rt.plan.Constrained() {
 		want := rt.Wants()
 		elsewhere = elsewhere || rt.Pool.Meets(&want, w) != pool.Fits
 	}
@@ -259,7 +259,7 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 		rt.turn.ServeElsewhereOnce()
 		return -1
 	}
-	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == bound })
 }
 
 // fullOf returns the worker of a target if that is left out only because it is full; nil
@@ -302,7 +302,7 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	if unpriced {
 		return
 	}
-	if home, _ := d.turn.Home(); home != (kvscore.Target{}) && i != sel.Home && sel.HomeHolds() {
+	if bound, _ := d.turn.BoundTarget(); bound != (kvscore.Target{}) && i != sel.BoundTarget && sel.BoundTargetHolds() {
 		d.turn.ServeElsewhereOnce()
 	}
 	if d.Shadow != nil && d.plan.Request != nil {

@@ -132,7 +132,7 @@ func TestLateRequestsOfSessions(t *testing.T) {
 			rest  bool
 			by    chooser
 		}{
-			"demoted": {queue.Class{Late: queue.Demote, Demote: &queue.Class{Name: "slow"}}, 500 * time.Millisecond, false, chooser{home: a}},
+			"demoted": {queue.Class{Late: queue.Demote, Demote: &queue.Class{Name: "slow"}}, 500 * time.Millisecond, false, chooser{session: a}},
 			"rest":    {queue.Class{Late: queue.Refuse}, -time.Second, true, chooser{}},
 		} {
 			o, want, s := new(Tables).Offers(p, upstreamsOf("a:1", "b:1"), nil), anyWants(), new(Seat)

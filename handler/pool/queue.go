@@ -16,10 +16,10 @@ import (
 
 // Errors of Pool.Seat.
 var (
-	ErrNoWorker   = errors.New("no worker is available")
-	ErrQueueFull  = errors.New("all workers and the queue are full")
-	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
-	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
+	ErrNoWorker         = errors.New("no worker is available")
+	ErrQueueFull        = errors.New("all workers and the queue are full")
+	ErrWaited           = errors.New("all workers are full, and none had a free slot in time")
+	ErrWaitedForSession = errors.New("the session's worker is full, and had no free slot in time")
 )
 
 // waiters are the requests that wait for a worker, in the order of package queue. A free slot, or room,

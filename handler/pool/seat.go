@@ -57,8 +57,8 @@ type Choice struct {
 	Request *kvscore.Request
 	Policy  kvscore.Policy
 	Bound   int // position of the target that the request or its session decides on; -1 if none
-	// Home is the session's worker, if that is full and the request waits for it; nil otherwise.
-	Home *worker.Worker
+	// SessionWorker is the session's worker, if that is full and the request waits for it; nil otherwise.
+	SessionWorker *worker.Worker
 	// Wait is what the request must wait for before it chooses again; nil if nothing.
 	Wait func(context.Context) error
 }
@@ -97,7 +97,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		waited += d
 		return err
 	}
-	for homeless := false; ; {
+	for waitedInVain := false; ; {
 		*o = p.renewed(*o)
 		c := p.Candidates(want, *o, &g, time.Now())
 		found, full := len(c.Targets) > 0, len(c.Full) > 0
@@ -105,10 +105,10 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		var sat outcome
 		if found {
 			choice = by.Choose(ctx, c)
-			if homeless {
-				choice.Home = nil
+			if waitedInVain {
+				choice.SessionWorker = nil
 			}
-			if choice.Wait == nil && choice.Home == nil {
+			if choice.Wait == nil && choice.SessionWorker == nil {
 				sat = p.sit(s, want, c, &choice, by, &g, &at)
 			}
 		}
@@ -141,14 +141,14 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			}
 		case choice.Wait != nil:
 			err = choice.Wait(ctx)
-		case choice.Home != nil:
+		case choice.SessionWorker != nil:
 			giveBack() // of another worker: all were full before
-			home := *want
-			home.Only = choice.Home
-			if err = wait(&home, "the session's worker is full"); errors.Is(err, ErrWaited) && !want.isOverdue() {
-				return waited, ErrHomeWaited
+			own := *want
+			own.Only = choice.SessionWorker
+			if err = wait(&own, "the session's worker is full"); errors.Is(err, ErrWaited) && !want.isOverdue() {
+				return waited, ErrWaitedForSession
 			}
-			homeless = g.worker == nil
+			waitedInVain = g.worker == nil
 		case sat == taken && p.Waiting() == 0: // the worker has just filled up
 		case sat == crowded:
 			giveBack()

@@ -29,18 +29,18 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 
 // chooser lets the least loaded worker be chosen.
 type chooser struct {
-	home   *worker.Worker // to wait for if it is full
-	wait   func(context.Context) error
-	chosen func()
-	waits  int
-	renew  func() Offers // of a source that follows its upstreams
+	session *worker.Worker // to wait for if it is full
+	wait    func(context.Context) error
+	chosen  func()
+	waits   int
+	renew   func() Offers // of a source that follows its upstreams
 }
 
 func (c *chooser) Choose(_ context.Context, among *Candidates) Choice {
 	choice := Choice{Request: &kvscore.Request{Prompt: cache.Prompt{Tokens: 10}, Streamed: true}, Policy: &kvscore.LeastLoad{}, Bound: -1}
 	for _, w := range among.Full {
-		if w == c.home {
-			choice.Home = w
+		if w == c.session {
+			choice.SessionWorker = w
 		}
 	}
 	if !among.Granted {
@@ -142,13 +142,13 @@ func TestSeatOfAFullPool(t *testing.T) {
 		{"TooLong", chooser{}, Wants{Rank: AnyRank, Kind: worker.KindStream}, 0, -1, ErrWaited, 0, 1},
 		{"NoSlotIsNeeded", chooser{}, Wants{Rank: AnyRank}, 0, -1, nil, -1, 0},
 		{"WaitFails", chooser{wait: func(context.Context) error { return gone }}, Wants{Rank: AnyRank}, 0, -1, gone, 0, 0},
-		{"ForItsHome", chooser{}, anyWorker, 1, 0, nil, 0, 2}, // the slot of the other one goes back
+		{"ForItsSession", chooser{}, anyWorker, 1, 0, nil, 0, 2}, // the slot of the other one goes back
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			p, workers, o := limited(t, 1, 1)
 			before := []*Seat{p.seatOn(workers[0]), p.seatOn(workers[1])}
-			if v.name == "ForItsHome" {
-				v.by.home = workers[0]
+			if v.name == "ForItsSession" {
+				v.by.session = workers[0]
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

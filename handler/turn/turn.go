@@ -1,8 +1,8 @@
 // Package turn is one request's part in its session: which target the session is bound to,
 // and what the request makes of that. It opens and closes the sessions that engines hold.
 //
-// A session's home is the target that it is bound to. The package chooses no target: dispatch
-// asks for the home, chooses, and says what became of it.
+// The package chooses no target: dispatch asks for the one that the session is bound to, chooses,
+// and says what became of it.
 package turn
 
 import (
@@ -21,23 +21,23 @@ import (
 type Sessions struct {
 	Pool   *pool.Pool
 	Client *upstream.Client // opens sessions in engines
-	Hard   bool             // all turns wait for their home if that is full
-	Soft   bool             // leaving the home has a price
+	Hard   bool             // all turns wait for the bound target if that is full
+	Soft   bool             // leaving the bound target has a price
 	Failed func()           // is called if a session cannot be found or bound
 }
 
 // State is what an answer made of its session, as the response headers and the metric show it.
 //
-//	state    the session had       the answer came from   the session has now
-//	New      no home               any target             that home
-//	Bound    a home                the home               that home
-//	Away     a home                another target         the same home
-//	Moved    a home                another target         that target as its home
-//	Unbound  no home               any target, or none    no home: an error, or the store is full
-//	Final    a home or none        any target             no home: it ends with this turn
+//	state    the session was bound   the answer came from   the session is bound now
+//	New      to none                 any target             to that target
+//	Bound    to a target             that target            to the same target
+//	Away     to a target             another target         to the same target as before
+//	Moved    to a target             another target         to the other target
+//	Unbound  to none                 any target, or none    to none: an error, or the store is full
+//	Final    to a target or none     any target             to none: it ends with this turn
 //	None     the request has no session
 //
-// A session whose concurrent first request has chosen a target has that home.
+// A session whose concurrent first request has chosen a target is bound to it.
 type State string
 
 const (
@@ -61,10 +61,10 @@ type Turn struct {
 
 	use       affinity.Use     // none if the request must not bind the session
 	bound     affinity.Binding // as last seen; zero if there is none. Without a version: see Use.Find
-	parent    kvscore.Target   // the home of the session that started this unbound one
+	parent    kvscore.Target   // of the session that started this unbound one
 	pending   bool             // a concurrent first request has not bound the session yet
 	waited    bool             // this attempt has waited for that
-	elsewhere bool             // this turn goes elsewhere, and the session keeps its home
+	elsewhere bool             // another target serves this attempt, and the session stays bound
 	chose     bool             // there was an attempt
 
 	held   string           // the engine's id of the session, empty if no engine holds it
@@ -93,7 +93,7 @@ func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) e
 	return err
 }
 
-// Find looks up the session's home for an attempt. A request that may bind the session becomes
+// Find looks up the session's target for an attempt. A request that may bind the session becomes
 // a live request of it.
 func (t *Turn) Find(ctx context.Context) {
 	t.elsewhere = false
@@ -141,7 +141,7 @@ func (t *Turn) binds() bool {
 	return !t.dry && t.plan.Request != nil && !t.plan.Session.Final && !t.plan.Session.BackedOnly
 }
 
-// Pending returns whether a concurrent first request is about to choose the session's home, and
+// Pending returns whether a concurrent first request is about to choose the session's target, and
 // this attempt has not waited for that.
 func (t *Turn) Pending() bool { return t.pending && !t.waited }
 
@@ -159,7 +159,7 @@ func (t *Turn) NextAttempt() {
 	t.use.Yield()
 }
 
-// Yield lets a concurrent request of the session choose its home, for this one waits.
+// Yield lets a concurrent request of the session choose its target, for this one waits.
 func (t *Turn) Yield() { t.use.Yield() }
 
 // Choose says to which target the attempt goes.
@@ -168,17 +168,17 @@ func (t *Turn) Choose(at kvscore.Target) {
 	t.use.Choose(at)
 }
 
-// Home returns the session's home, the zero Target if it has none. priced: the policy may leave
-// it, at a price. Otherwise the home decides. If the prompt is unknown it decides, too: then only
-// the session shows what is cached.
-func (t *Turn) Home() (at kvscore.Target, priced bool) { return t.bound.Target, t.priced() }
+// BoundTarget returns the target that the session is bound to, the zero Target if there is none.
+// priced: the policy may leave it, at a price. Otherwise it decides. If the prompt is unknown it
+// decides, too: then only the session shows what is cached.
+func (t *Turn) BoundTarget() (at kvscore.Target, priced bool) { return t.bound.Target, t.priced() }
 
 func (t *Turn) priced() bool {
 	r := t.plan.Request
 	return t.Soft && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && r != nil && r.Kind != api.None
 }
 
-// Warm returns the target that has a price to leave: the home, else that of the parent session.
+// Warm returns the target that has a price to leave: the session's, else that of its parent.
 // So the first turn of a sub-agent starts where its parent's prefix is cached, unless waiting
 // there costs more. It is the zero Target if there is none.
 func (t *Turn) Warm() kvscore.Target {
@@ -197,13 +197,13 @@ func (t *Turn) Crowded() bool {
 	return !t.Hard && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && t.use.Live() > crowd
 }
 
-// Stays returns whether the turn waits for its home if that is full. Either the operator wants it, or the client has
-// opened the session there, and other engines refuse its turns.
-func (t *Turn) Stays() bool {
+// WaitsIfFull returns whether the turn waits for the bound target if that is full. Either the operator
+// wants it, or the client has opened the session there, and other engines refuse its turns.
+func (t *Turn) WaitsIfFull() bool {
 	return t.Hard || t.plan.Session.Held && t.bound.Kind == affinity.Fixed
 }
 
-// ServeElsewhereOnce says that another target serves this attempt, and that the session stays bound to its own.
+// ServeElsewhereOnce says that another target serves this attempt, and that the binding stays.
 func (t *Turn) ServeElsewhereOnce() { t.elsewhere = true }
 
 // IsServedElsewhere returns whether ServeElsewhereOnce was called for this attempt.

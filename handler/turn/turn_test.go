@@ -52,15 +52,15 @@ func (s *Sessions) enter(t *testing.T, of plan.Session) *Turn {
 func TestStates(t *testing.T) {
 	for _, v := range []struct {
 		name            string
-		home            kvscore.Target // before
+		bound           kvscore.Target // before
 		final           bool
 		elsewhere, good bool
 		want            State
 		after           kvscore.Target
 	}{
 		{"first turn", none, false, false, true, New, one},
-		{"at home", one, false, false, true, Bound, one},
-		{"error at home", one, false, false, false, Bound, one},
+		{"bound", one, false, false, true, Bound, one},
+		{"error at the bound target", one, false, false, false, Bound, one},
 		{"away", other, false, true, true, Away, other},
 		{"error elsewhere", other, false, false, false, Away, other},
 		{"moved", other, false, false, true, Moved, one},
@@ -70,12 +70,12 @@ func TestStates(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			s := testSessions(t)
-			if v.home != none {
-				s.bindTo(t, affinity.Want{Target: v.home})
+			if v.bound != none {
+				s.bindTo(t, affinity.Want{Target: v.bound})
 			}
 			turn := s.enter(t, plan.Session{Final: v.final})
-			if home, priced := turn.Home(); home != v.home || !priced {
-				t.Errorf("home %v, priced %v", home, priced)
+			if bound, priced := turn.BoundTarget(); bound != v.bound || !priced {
+				t.Errorf("bound to %v, priced %v", bound, priced)
 			}
 			turn.Choose(one)
 			if v.elsewhere {
@@ -138,8 +138,8 @@ func TestSubAgentsStartNearTheirParents(t *testing.T) {
 		t.Fatal("not bound")
 	}
 	turn := s.enter(t, plan.Session{Parent: parent})
-	if home, _ := turn.Home(); home != none || turn.Warm() != other {
-		t.Errorf("home %v, warm %v", home, turn.Warm())
+	if bound, _ := turn.BoundTarget(); bound != none || turn.Warm() != other {
+		t.Errorf("bound to %v, warm %v", bound, turn.Warm())
 	}
 	turn.Commit(one, true)
 	turn.End(true)
@@ -160,8 +160,8 @@ func TestExpiredSessionsAreLost(t *testing.T) {
 		err := s.Enter(t.Context(), turn, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
 		if err == nil {
 			turn.Find(t.Context())
-			if home, _ := turn.Home(); home != none {
-				t.Errorf("action %v: the home is %v", a, home)
+			if bound, _ := turn.BoundTarget(); bound != none {
+				t.Errorf("action %v: it is bound to %v", a, bound)
 			}
 			turn.End(false)
 		}

@@ -17,11 +17,11 @@ func (r *replay) placePhases(q *request, ask *kvscore.Request, bound int) {
 	o := q.router
 	prefill, decode := o.refs[:r.Prefill], o.refs[r.Prefill:]
 	ahead := *ask
-	ahead.Phase, ahead.ExpectedTokens, ahead.Home = kvscore.PhasePrefill, 1, kvscore.Target{}
+	ahead.Phase, ahead.ExpectedTokens, ahead.BoundTarget = kvscore.PhasePrefill, 1, kvscore.Target{}
 	ask.Split = o.scheduler.Forecast(r.clock(), &ahead, prefill, o.policy, r.Phases, &o.selection)
 	q.at, q.lease = o.scheduler.Select(r.clock(), ask, decode, max(-1, bound-r.Prefill), o.policy, &o.selection)
 	q.at += r.Prefill
-	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
+	q.elsewhere = ask.BoundTarget != (kvscore.Target{}) && q.lease.Target() != ask.BoundTarget && o.selection.BoundTargetHolds()
 	if !q.lease.IsSplit() {
 		r.send(q)
 		return

@@ -54,17 +54,17 @@ var epoch = time.Unix(1_700_000_000, 0)
 // request is a request of the trace on its way.
 type request struct {
 	engine.Job
-	ahead   phase
-	lease   *kvscore.Lease
-	router  *router
-	version affinity.Version // of the session's binding
-	at      int              // engine
-	booked  int              // blocks of prompt and answer that the lease was told of
-	away    bool             // from the session's home, where its next turn is at home again
-	arrived time.Duration
-	first   time.Duration
-	ended   time.Duration
-	session string // that the events name
+	ahead     phase
+	lease     *kvscore.Lease
+	router    *router
+	version   affinity.Version // of the session's binding
+	at        int              // engine
+	booked    int              // blocks of prompt and answer that the lease was told of
+	elsewhere bool             // than the session is bound to: its next turn is there again
+	arrived   time.Duration
+	first     time.Duration
+	ended     time.Duration
+	session   string // that the events name
 	waiting
 }
 
@@ -317,7 +317,7 @@ func (r *replay) ask(q *request) (ask kvscore.Request, bound int) {
 	if o.sessions != nil {
 		bound, q.version = o.sessions.bound(t.Session)
 		if r.spec.soft && bound >= 0 {
-			ask.Home, bound = o.refs[bound].Target, -1
+			ask.BoundTarget, bound = o.refs[bound].Target, -1
 		}
 	}
 	return ask, bound
@@ -340,7 +340,7 @@ func (r *replay) seat(q *request, at int) {
 		q.session = cache.NewSession(ask.Prefixes) // as requests to vLLM name themselves
 		q.lease.Named(q.session)
 	}
-	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
+	q.elsewhere = ask.BoundTarget != (kvscore.Target{}) && q.lease.Target() != ask.BoundTarget && o.selection.BoundTargetHolds()
 	if r.observer != nil {
 		r.observer.Placed(&o.selection, q.Number, q.at)
 	}
@@ -386,7 +386,7 @@ func (r *replay) step(at int) {
 		if r.observer != nil {
 			r.observer.FirstToken(j.Number, at)
 		}
-		if s := q.router.sessions; s != nil && r.err == nil && !q.away {
+		if s := q.router.sessions; s != nil && r.err == nil && !q.elsewhere {
 			// The store names an engine by its position.
 			r.err = s.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
