@@ -84,7 +84,7 @@ func Warnings(w *worker.Worker, t time.Time) []observe.Warning {
 		warn(warnNoLoad, "the router does not see what other clients send to the engine",
 			"set engine_load off: engines of this type report no load")
 	}
-	if w.IsPrefill() && info.Type != "" && !e.HandsOver() {
+	if w.IsPrefill() && info.Type != "" && !e.CanTransfer() {
 		warn(warnMooncake, "the worker computes no prompts for other workers",
 			"set it to the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT, and dp_size to the ranks that the server names")
 	}

@@ -89,7 +89,7 @@ func FuzzAdapt(f *testing.F) {
 			r.Session = SessionID(r.Salt, "", "held")
 		}
 		if bit(17) {
-			r.Phase = &Phase{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`), Prompt: []byte(`[1]`)}
+			r.Phase = &Phase{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, TransferParams: []byte(`{}`), Prompt: []byte(`[1]`)}
 		}
 		got := r.Adapt(&r.Request)
 		for _, h := range got.Headers {

@@ -60,9 +60,9 @@ type Phases struct {
 	whole bool
 	// prefill and decode change the body of a phase.
 	prefill, decode func(*adapter)
-	// handed reads what the answer to the prefill phase says for the decode phase. nil: nothing
+	// readTransfer reads what the answer to the prefill phase says for the decode phase. nil: nothing
 	// is said.
-	handed func(answer []byte, l *Phase) Handover
+	readTransfer func(answer []byte, l *Phase) PrefillResult
 	// abort is the path to which a phase's id is posted to end it. Empty: the end of the
 	// connection does it.
 	abort string
@@ -86,27 +86,27 @@ type Phase struct {
 	Rank   uint32
 	Ranks  int
 	Remote string
-	// Handed is what the prefill engine answered for the decode engine. Prompt are the token ids
-	// of the prompt, as a JSON list; nil if it did not tell them.
-	Handed, Prompt []byte
+	// TransferParams are the prefill engine's for the decode engine, as a JSON object. Prompt are the
+	// token ids of the prompt, as a JSON list; nil if the prefill engine did not return them.
+	TransferParams, Prompt []byte
 	// Answer is the answer to the client if it ended with the prefill.
 	Answer []byte
 }
 
-// Handover is what the answer to a prefill phase means for the decode phase.
-type Handover uint8
+// PrefillResult is what the answer to a prefill phase means for the decode phase.
+type PrefillResult uint8
 
 // The meanings.
 const (
-	NotHanded  Handover = iota // the decode engine must compute the prompt itself
-	HandedOver                 // the decode engine can get the prompt
-	Over                       // the first token ended the answer, which is Phase.Answer; nil if the client needs another
+	NoTransfer   PrefillResult = iota // the decode engine must compute the prompt itself
+	Transferable                      // the decode engine can get the prompt's KV cache
+	AnswerEnded                       // the first token ended the answer, which is Phase.Answer; nil if the client needs another
 )
 
 // over records that the answer ended with the prefill.
-func (l *Phase) over(answer []byte) Handover {
+func (l *Phase) over(answer []byte) PrefillResult {
 	l.Answer = answer
-	return Over
+	return AnswerEnded
 }
 
 // Pairs returns whether the engine can compute the prompt of a request in an API for a decode
@@ -124,8 +124,8 @@ func (e *Engine) Splits(name string) bool {
 	return slices.Contains(e.Phases().apis, name) && (!strings.Contains(e.Info.MooncakeIDs, "\n") || e.TakesRankIn(name))
 }
 
-// HandsOver returns whether the engine can hand prompts over now, as far as the router knows.
-func (e *Engine) HandsOver() bool { return e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "" }
+// CanTransfer returns whether a decode engine can get prompts of the engine now, as far as the router knows.
+func (e *Engine) CanTransfer() bool { return e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "" }
 
 // Meet says in a phase where a decode engine meets this prefill engine.
 func (e *Engine) Meet(l *Phase) {
@@ -135,15 +135,15 @@ func (e *Engine) Meet(l *Phase) {
 	}
 }
 
-// Handed reads the answer to the prefill phase.
-func (e *Engine) Handed(answer []byte, phase *Phase) Handover {
+// ReadTransfer reads the answer to the prefill phase into the phase.
+func (e *Engine) ReadTransfer(answer []byte, phase *Phase) PrefillResult {
 	switch l := e.Phases(); {
 	case l.apis == nil:
-		return NotHanded
-	case l.handed == nil:
-		return HandedOver
+		return NoTransfer
+	case l.readTransfer == nil:
+		return Transferable
 	default:
-		return l.handed(answer, phase)
+		return l.readTransfer(answer, phase)
 	}
 }
 

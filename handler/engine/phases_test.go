@@ -14,7 +14,7 @@ func TestPhases(t *testing.T) {
 	const room = `"bootstrap_host":"h","bootstrap_port":8998,"bootstrap_room":7`
 	prefill, decode := &Phase{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Phase{}
 	*decode = *prefill
-	decode.Prefill, decode.Handed = false, []byte(`{"do_remote_prefill":true}`)
+	decode.Prefill, decode.TransferParams = false, []byte(`{"do_remote_prefill":true}`)
 	mooncake := new(Phase)
 	*mooncake = *prefill
 	mooncake.Remote = "e"
@@ -28,19 +28,19 @@ func TestPhases(t *testing.T) {
 	}{
 		"vLLM chat, prefill": {
 			VLLM, "/v1/chat/completions", `{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"max_completion_tokens":8,"min_tokens":3}`, prefill,
-			`{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,"kv_transfer_params":` + toHandOver + `}`,
+			`{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,"kv_transfer_params":` + remoteDecode + `}`,
 		},
 		"vLLM completions, prefill": {
 			VLLM, "/v1/completions", `{"prompt":"x"}`, prefill,
-			`{"prompt":"x","stream":false,"kv_transfer_params":` + toHandOver + `,"max_tokens":1}`,
+			`{"prompt":"x","stream":false,"kv_transfer_params":` + remoteDecode + `,"max_tokens":1}`,
 		},
 		"vLLM responses, prefill": {
 			VLLM, "/v1/responses", `{"input":"x","background":true}`, prefill,
-			`{"input":"x","request_id":"resp_kvr-1","stream":false,"kv_transfer_params":` + toHandOver + `,"max_output_tokens":1,"store":false}`,
+			`{"input":"x","request_id":"resp_kvr-1","stream":false,"kv_transfer_params":` + remoteDecode + `,"max_output_tokens":1,"store":false}`,
 		},
 		"vLLM token ids, prefill": {
 			VLLM, "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"max_tokens":5,"min_tokens":2}}`, prefill,
-			`{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":1},"stream":false,"kv_transfer_params":` + toHandOver + `}`,
+			`{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":1},"stream":false,"kv_transfer_params":` + remoteDecode + `}`,
 		},
 		"vLLM with Mooncake, prefill": {
 			VLLM, "/v1/completions", `{"prompt":"x"}`, mooncake,
@@ -95,50 +95,50 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// TestHanded reads answers to prefill phases.
-func TestHanded(t *testing.T) {
+// TestReadTransfer reads answers to prefill phases.
+func TestReadTransfer(t *testing.T) {
 	for _, v := range []struct {
 		kind, answer string
-		means        Handover
+		means        PrefillResult
 		want, prompt string // of the decode phase; want is the answer if that is over
 	}{
-		{VLLM, `{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`, ""},
-		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
-		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
-		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`, NotHanded, "", ""},
-		{VLLM, `{"kv_transfer_params":null}`, NotHanded, "", ""},
-		{VLLM, `{"kv_transfer_params":[1]}`, NotHanded, "", ""},
-		{VLLM, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, Over, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, ""},
-		{VLLM, `{"type":"message","stop_reason":"end_turn"}`, Over, `{"type":"message","stop_reason":"end_turn"}`, ""},
-		{VLLM, `{"type":"message","stop_reason":"max_tokens"}`, NotHanded, "", ""},
-		{VLLM, `{"object":"response","status":"completed"}`, Over, "", ""},
-		{VLLM, `{"object":"response","status":"incomplete"}`, NotHanded, "", ""},
-		{VLLM, `{}`, NotHanded, "", ""},
-		{VLLM, `no JSON`, NotHanded, "", ""},
-		{VLLM, ``, NotHanded, "", ""},
-		{SGLang, `anything`, HandedOver, "", ""},
-		{LlamaCpp, `{}`, NotHanded, "", ""},
+		{VLLM, `{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`, Transferable, `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`, Transferable, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true}}`, Transferable, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`, NoTransfer, "", ""},
+		{VLLM, `{"kv_transfer_params":null}`, NoTransfer, "", ""},
+		{VLLM, `{"kv_transfer_params":[1]}`, NoTransfer, "", ""},
+		{VLLM, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, AnswerEnded, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, ""},
+		{VLLM, `{"type":"message","stop_reason":"end_turn"}`, AnswerEnded, `{"type":"message","stop_reason":"end_turn"}`, ""},
+		{VLLM, `{"type":"message","stop_reason":"max_tokens"}`, NoTransfer, "", ""},
+		{VLLM, `{"object":"response","status":"completed"}`, AnswerEnded, "", ""},
+		{VLLM, `{"object":"response","status":"incomplete"}`, NoTransfer, "", ""},
+		{VLLM, `{}`, NoTransfer, "", ""},
+		{VLLM, `no JSON`, NoTransfer, "", ""},
+		{VLLM, ``, NoTransfer, "", ""},
+		{SGLang, `anything`, Transferable, "", ""},
+		{LlamaCpp, `{}`, NoTransfer, "", ""},
 		{
 			TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"encoded_opaque_state":"x","draft_tokens":null}}],"prompt_token_ids":[1, 2]}`,
-			HandedOver, `{"request_type":"generation_only","ctx_request_id":5,"encoded_opaque_state":"x","draft_tokens":null,"disagg_request_id":7}`, "[1, 2]",
+			Transferable, `{"request_type":"generation_only","ctx_request_id":5,"encoded_opaque_state":"x","draft_tokens":null,"disagg_request_id":7}`, "[1, 2]",
 		},
 		{
 			TRTLLM, `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"request_type":"context_only","disagg_request_id":7,"ctx_request_id":5,"ctx_usage":null}}],"usage":{"prompt_tokens":2},"prompt_token_ids":["garbage"]}`,
-			HandedOver, `{"request_type":"generation_only","disagg_request_id":7,"ctx_request_id":5,"ctx_usage":{"prompt_tokens":2}}`, "",
+			Transferable, `{"request_type":"generation_only","disagg_request_id":7,"ctx_request_id":5,"ctx_usage":{"prompt_tokens":2}}`, "",
 		},
 		{
 			TRTLLM, `{"choices":[{"text":"no","finish_reason":"stop","disaggregated_params":{"ctx_request_id":5}}],"prompt_token_ids_b64":"AQ==","prompt_token_ids":[1]}`,
-			Over, `{"choices":[{"text":"no","finish_reason":"stop","disaggregated_params":null}],"prompt_token_ids_b64":null,"prompt_token_ids":null}`, "",
+			AnswerEnded, `{"choices":[{"text":"no","finish_reason":"stop","disaggregated_params":null}],"prompt_token_ids_b64":null,"prompt_token_ids":null}`, "",
 		},
-		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":"garbage"}}]}`, NotHanded, "", ""},
-		{TRTLLM, `{"choices":[{"finish_reason":"length"}]}`, NotHanded, "", ""},
-		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":null}]}`, NotHanded, "", ""},
-		{TRTLLM, `{"choices":[{"finish_reason":"cancelled","disaggregated_params":{"ctx_request_id":5}}]}`, NotHanded, "", ""},
-		{TRTLLM, `no JSON`, NotHanded, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":"garbage"}}]}`, NoTransfer, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"length"}]}`, NoTransfer, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":null}]}`, NoTransfer, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"cancelled","disaggregated_params":{"ctx_request_id":5}}]}`, NoTransfer, "", ""},
+		{TRTLLM, `no JSON`, NoTransfer, "", ""},
 	} {
 		l := &Phase{Host: "h", Room: 7}
-		means := (&Engine{Type: v.kind}).Handed([]byte(v.answer), l)
-		if got := string(l.Handed) + string(l.Answer); means != v.means || got != v.want || string(l.Prompt) != v.prompt {
+		means := (&Engine{Type: v.kind}).ReadTransfer([]byte(v.answer), l)
+		if got := string(l.TransferParams) + string(l.Answer); means != v.means || got != v.want || string(l.Prompt) != v.prompt {
 			t.Errorf("%s %s: %v, %s, %s", v.kind, v.answer, means, got, l.Prompt)
 		}
 	}
@@ -161,24 +161,24 @@ func TestMooncake(t *testing.T) {
 	}
 	e := &Engine{Type: VLLM, Settings: Settings{MooncakePort: 8990}, Info: Info{MooncakeIDs: "a\nb"}}
 	if e.Splits(api.NameResponses) || !e.Splits(api.NameChat) { // where vLLM chooses the rank
-		t.Error("the router must choose the rank that hands over")
+		t.Error("the router must choose the rank that computes the prompt")
 	}
-	for answer, means := range map[string]Handover{
-		`{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}`: HandedOver,
-		`{"choices":[{"finish_reason":"stop"}]}`:                             Over,
-		`{"choices":[{"finish_reason":"abort"}]}`:                            NotHanded,
-		`{"type":"message","stop_reason":"max_tokens"}`:                      HandedOver,
-		`{"object":"response","status":"incomplete"}`:                        HandedOver,
+	for answer, means := range map[string]PrefillResult{
+		`{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}`: Transferable,
+		`{"choices":[{"finish_reason":"stop"}]}`:                             AnswerEnded,
+		`{"choices":[{"finish_reason":"abort"}]}`:                            NoTransfer,
+		`{"type":"message","stop_reason":"max_tokens"}`:                      Transferable,
+		`{"object":"response","status":"incomplete"}`:                        Transferable,
 	} {
 		l := &Phase{ID: "kvr-1", Host: "fd00::1", Rank: 1}
 		e.Meet(l)
-		got := e.Handed([]byte(answer), l)
+		got := e.ReadTransfer([]byte(answer), l)
 		if want := `{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":"kvr-1","remote_engine_id":"b",` +
-			`"remote_bootstrap_addr":"http://[fd00::1]:8990"}`; got != means || got == HandedOver && string(l.Handed) != want {
-			t.Errorf("%s: %v, %s", answer, got, l.Handed)
+			`"remote_bootstrap_addr":"http://[fd00::1]:8990"}`; got != means || got == Transferable && string(l.TransferParams) != want {
+			t.Errorf("%s: %v, %s", answer, got, l.TransferParams)
 		}
 	}
-	if e.Info.MooncakeIDs = ""; e.HandsOver() {
+	if e.Info.MooncakeIDs = ""; e.CanTransfer() {
 		t.Error("no bootstrap server, and the engine prefills for others")
 	}
 }
@@ -186,7 +186,7 @@ func TestMooncake(t *testing.T) {
 // TestPhasesShareAnID reads the id by which a vLLM that pushes joins the phases.
 func TestPhasesShareAnID(t *testing.T) {
 	for _, v := range []struct{ client, want string }{{"", "kvr-1"}, {"mine", "mine-kvr-1"}, {"a, b", "kvr-1"}} {
-		for _, phase := range []*Phase{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", Handed: []byte("{}")}} {
+		for _, phase := range []*Phase{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", TransferParams: []byte("{}")}} {
 			got := adapted(t, VLLM, "/v1/chat/completions", `{"messages":[]}`, func(a *asked) {
 				a.Phase, a.Sent = phase, map[string][]string{"X-Request-Id": {v.client}}
 			})
@@ -246,8 +246,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// FuzzHanded reads any answer to a prefill phase. What the decode engine and the client get of it is JSON.
-func FuzzHanded(f *testing.F) {
+// FuzzReadTransfer reads any answer to a prefill phase. What the decode engine and the client get of it is JSON.
+func FuzzReadTransfer(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null,"x":[1,{"y":"z"}]}}`))
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true`))
 	f.Add([]byte(`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":5,"ctx_usage":null}}],"usage":{},"prompt_token_ids":[[1,2]]}`))
@@ -255,9 +255,9 @@ func FuzzHanded(f *testing.F) {
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		for _, kind := range []string{VLLM, TRTLLM} {
 			l := &Phase{Host: "h\"", Remote: MooncakeIDs(answer, 1)}
-			means := (&Engine{Type: kind}).Handed(answer, l)
-			for _, out := range [][]byte{l.Handed, l.Answer, l.Prompt} {
-				if out != nil && !json.Valid(out) || means == NotHanded && l.Answer != nil {
+			means := (&Engine{Type: kind}).ReadTransfer(answer, l)
+			for _, out := range [][]byte{l.TransferParams, l.Answer, l.Prompt} {
+				if out != nil && !json.Valid(out) || means == NoTransfer && l.Answer != nil {
 					t.Errorf("%s: %q gives %q", kind, answer, out)
 				}
 			}

@@ -24,7 +24,7 @@ var trtllm = kind{
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about
-// handing over a prefill, null without that.
+// transferring a prefill, null without that.
 func (s *server) isTRTLLM() bool { return s.json(pathServerInfo).Get("disaggregated_params").Exists() }
 
 // readTRTLLM reads the version and the context. The server reports its capacity

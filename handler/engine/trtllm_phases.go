@@ -18,7 +18,7 @@ import (
 var trtllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions},
 	whole: true, TransferTimeout: 70 * time.Second, CancelUnsafe: true, TextOnly: true,
-	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
+	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, readTransfer: readTRTLLMTransfer,
 }
 
 const (
@@ -40,7 +40,7 @@ func (f *adapter) trtllmPrefill() {
 
 // trtllmDecode also gives the engine the prompt's token ids, so that both engines see one prompt.
 func (f *adapter) trtllmDecode() {
-	f.Body.Set(nameDisaggregated, f.Phase.Handed)
+	f.Body.Set(nameDisaggregated, f.Phase.TransferParams)
 	switch ids := f.Phase.Prompt; {
 	case ids == nil, f.Ext.TokenCount > 0: // the engine has them from the client
 	case f.on(api.NameChat):
@@ -50,10 +50,10 @@ func (f *adapter) trtllmDecode() {
 	}
 }
 
-// trtllmHanded takes disaggregated_params and the prompt's token ids from the answer.
-func trtllmHanded(answer []byte, l *Phase) Handover {
+// readTRTLLMTransfer takes disaggregated_params and the prompt's token ids from the answer.
+func readTRTLLMTransfer(answer []byte, l *Phase) PrefillResult {
 	if !gjson.ValidBytes(answer) {
-		return NotHanded
+		return NoTransfer
 	}
 	params, ids := gjson.GetBytes(answer, pathDisaggregated), gjson.GetBytes(answer, nameIDs)
 	switch gjson.GetBytes(answer, pathFinish).Str {
@@ -61,25 +61,25 @@ func trtllmHanded(answer []byte, l *Phase) Handover {
 	case "stop":
 		return l.over(nulled(answer, params, ids, gjson.GetBytes(answer, nameIDsBase64)))
 	default:
-		return NotHanded
+		return NoTransfer
 	}
 	if !params.IsObject() || params.Get("ctx_request_id").Type != gjson.Number {
-		return NotHanded
+		return NoTransfer
 	}
 	e := rawjson.EditObject([]byte(params.Raw))
 	if e == nil {
-		return NotHanded // too many members
+		return NoTransfer // too many members
 	}
 	e.Set("request_type", []byte(`"generation_only"`))
 	e.Set("disagg_request_id", strconv.AppendUint(nil, l.Room, 10))
 	if usage := gjson.GetBytes(answer, "usage"); usage.IsObject() && e.Value("ctx_usage") != nil { // not in older versions
 		e.Set("ctx_usage", []byte(usage.Raw))
 	}
-	l.Handed = e.Apply()
+	l.TransferParams = e.Apply()
 	if ids.IsArray() && ids.Raw != "[]" && len(bytes.Trim([]byte(ids.Raw), "[]0123456789, ")) == 0 {
 		l.Prompt = []byte(ids.Raw)
 	}
-	return HandedOver
+	return Transferable
 }
 
 // nulled replaces values of the answer, which the client did not ask for, by null.

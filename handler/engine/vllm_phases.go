@@ -23,13 +23,13 @@ import (
 var vllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
 	whole: true, TransferTimeout: 30 * time.Second,
-	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, handed: vllmHanded,
+	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, readTransfer: readVLLMTransfer,
 }
 
 const nameTransfer = "kv_transfer_params"
 
-// toHandOver asks vLLM to keep the prompt's blocks for another engine.
-const toHandOver = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
+// remoteDecode asks vLLM to keep the prompt's blocks for another engine.
+const remoteDecode = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
 	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
 // vllmPrefill asks for one token, in a plain answer that the engine does not store.
@@ -39,7 +39,7 @@ func (f *adapter) vllmPrefill() {
 	b.Set("stream", []byte("false"))
 	b.Cut("stream_options")
 	if f.Phase.Remote == "" {
-		b.Set(nameTransfer, []byte(toHandOver))
+		b.Set(nameTransfer, []byte(remoteDecode))
 	} else {
 		b.Set(nameTransfer, f.Phase.mooncake(true))
 	}
@@ -68,7 +68,7 @@ func (f *adapter) vllmPrefill() {
 
 func (f *adapter) vllmDecode() {
 	f.vllmPair()
-	f.Body.Set(nameTransfer, f.Phase.Handed)
+	f.Body.Set(nameTransfer, f.Phase.TransferParams)
 }
 
 const headerRequestID = "X-Request-Id"
@@ -125,11 +125,11 @@ func MooncakeIDs(answer []byte, ranks int) string {
 
 const maxMooncakeID = 256
 
-// vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none, and
+// readVLLMTransfer takes kv_transfer_params from the answer. An engine without a connector has none, and
 // neither has an answer that ended with its first token. With Mooncake, no answer has any.
-func vllmHanded(answer []byte, l *Phase) Handover {
+func readVLLMTransfer(answer []byte, l *Phase) PrefillResult {
 	if !gjson.ValidBytes(answer) {
-		return NotHanded
+		return NoTransfer
 	}
 	params := gjson.GetBytes(answer, nameTransfer)
 	stop := gjson.GetBytes(answer, "stop_reason").Str // of messages
@@ -138,22 +138,22 @@ func vllmHanded(answer []byte, l *Phase) Handover {
 	case gjson.GetBytes(answer, pathFinish).Str == "stop", stop == "end_turn", stop == "stop_sequence":
 		return l.over(answer)
 	case gjson.GetBytes(answer, "status").Str == "completed":
-		return Over // a response, which this engine does not store
+		return AnswerEnded // a response, which this engine does not store
 	case l.Remote != "" && (gjson.GetBytes(answer, pathFinish).Str == "length" || stop == "max_tokens" ||
 		gjson.GetBytes(answer, "status").Str == "incomplete"):
-		l.Handed = l.mooncake(false)
-		return HandedOver
+		l.TransferParams = l.mooncake(false)
+		return Transferable
 	default:
-		return NotHanded
+		return NoTransfer
 	}
-	l.Handed = []byte(params.Raw)
+	l.TransferParams = []byte(params.Raw)
 	if params.Get("remote_host").Type == gjson.Null {
-		e := rawjson.EditObject(l.Handed)
+		e := rawjson.EditObject(l.TransferParams)
 		if e == nil {
-			return NotHanded
+			return NoTransfer
 		}
 		e.Set("remote_host", quoted(l.Host))
-		l.Handed = e.Apply()
+		l.TransferParams = e.Apply()
 	}
-	return HandedOver
+	return Transferable
 }

@@ -94,7 +94,7 @@ func (e *Error) Unwrap() error { return e.err }
 var (
 	errPhaseSilent = errors.New("no answer in time")
 	errPhaseBroken = errors.New("the phase broke")
-	errNotHanded   = errors.New("the engine does not hand over the prompt")
+	errNoTransfer  = errors.New("the engine does not hand over the prompt")
 	errNoPrefill   = errors.New("no prefill worker is available")
 	errClientLeft  = fmt.Errorf("the client left: %w", context.Canceled)
 	errAnswered    = fmt.Errorf("the whole answer has come: %w", context.Canceled)
@@ -133,7 +133,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	if err := l.run(call); err != nil {
 		return l, err
 	}
-	l.keep(len(l.phase.Handed) + len(l.phase.Prompt) + len(l.phase.Answer))
+	l.keep(len(l.phase.TransferParams) + len(l.phase.Prompt) + len(l.phase.Answer))
 	if l.handedOver.Load() == 0 { // the answer ended with the prefill
 		if a.Kind == worker.KindStream || l.phase.Answer == nil {
 			l.Leave(false)
@@ -340,7 +340,7 @@ func (l *Phases) Failure(resp *http.Response, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
-	least := http.StatusBadRequest // a prefill worker that has handed the prompt over found the request right
+	least := http.StatusBadRequest // a prefill worker that has computed the prompt found the request right
 	if err == nil && l.of().Concurrent {
 		least = http.StatusInternalServerError
 	}
@@ -384,7 +384,7 @@ func (l *Phases) keep(bytes int) {
 
 // Sent drops what the decode worker has got with its request.
 func (l *Phases) Sent(req *http.Request) {
-	l.phase.Handed, l.phase.Prompt = nil, nil
+	l.phase.TransferParams, l.phase.Prompt = nil, nil
 	req.GetBody = nil // has it, too
 	l.keep(len(l.phase.Answer))
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// maxHandedOver is the longest answer to a prefill phase, in bytes.
-const maxHandedOver = 8 << 20
+// maxPrefillAnswer is the longest answer to a prefill phase, in bytes.
+const maxPrefillAnswer = 8 << 20
 
 // seat finds a seat for the prefill phase, on the worker that the choice counts on if that is still free.
 func (l *Phases) seat(ctx context.Context) error {
@@ -118,7 +118,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 			outcome = observe.AttemptClientError
 		}
 		p.End(outcome, !clients)
-		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
+		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNoTransfer))
 		if clients && l.of().Concurrent {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
 			time.AfterFunc(phasePatience, func() { l.fail(failed) })
@@ -158,17 +158,17 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 	}()
 	status, data, answer, err := p.Read(req.WithContext(ctx), func(req *http.Request) (*http.Response, error) {
 		return s.Client.Phase(req, p.Worker.Dial)
-	}, maxHandedOver)
+	}, maxPrefillAnswer)
 	if answer != nil {
 		counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
-		handed := p.Worker.Engine().Handed(data, &l.phase)
-		over = handed == engine.Over
-		if handed == engine.NotHanded {
+		result := p.Worker.Engine().ReadTransfer(data, &l.phase)
+		over = result == engine.AnswerEnded
+		if result == engine.NoTransfer {
 			err = attempt.ErrUnread
 		}
 	}
 	if errors.Is(err, attempt.ErrUnread) {
-		err = errNotHanded
+		err = errNoTransfer
 	}
 	return status, counts, over, err
 }

@@ -120,22 +120,22 @@ func says(status int, text string) http.HandlerFunc {
 
 // TestPrefillPhase makes the prefill phase of a request, whose worker does well or fails.
 func TestPrefillPhase(t *testing.T) {
-	const handed = `{"id":"1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],` +
+	const transfer = `{"id":"1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],` +
 		`"usage":{"prompt_tokens":9,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"h"}}`
 	for name, v := range map[string]struct {
 		serve http.HandlerFunc
 		fails string
 		whole bool // the next attempt is
 	}{
-		"well":        {says(200, handed), "", false},
+		"well":        {says(200, transfer), "", false},
 		"broken":      {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF", false},
 		"busy":        {says(503, `{}`), "status 503", false},
 		"wrong":       {says(400, `{"error":{"message":"no"}}`), "status 400", true},
-		"not handed":  {says(200, `{"id":"1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}]}`), errNotHanded.Error(), true},
-		"an error":    {says(200, `{"error":{"message":"no"}}`), errNotHanded.Error(), true},
+		"no transfer": {says(200, `{"id":"1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}]}`), errNoTransfer.Error(), true},
+		"an error":    {says(200, `{"error":{"message":"no"}}`), errNoTransfer.Error(), true},
 		"never":       {func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() }, errPhaseSilent.Error(), false},
-		"no end":      {says(200, strings.Repeat(" ", maxHandedOver+1)), errNotHanded.Error(), true},
-		"ended there": {says(200, strings.Replace(handed, `"length"`, `"stop"`, 1)[:strings.Index(handed, `,"kv_tr`)-2]+`}`), "", false},
+		"no end":      {says(200, strings.Repeat(" ", maxPrefillAnswer+1)), errNoTransfer.Error(), true},
+		"ended there": {says(200, strings.Replace(transfer, `"length"`, `"stop"`, 1)[:strings.Index(transfer, `,"kv_tr`)-2]+`}`), "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

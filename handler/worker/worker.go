@@ -337,7 +337,7 @@ func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 		return part != Prefill, false
 	case part == Any:
 	case part == Prefill:
-		return s&forPrefill != 0 && s&holdsOn == 0, false
+		return s&forPrefill != 0 && s&noTransfer == 0, false
 	case part == Answer && s&forDecode != 0:
 	case s&onlyPhases != 0:
 		return false, false
@@ -355,15 +355,15 @@ const (
 	forPrefill serves = 1 << iota
 	forDecode
 	onlyPhases // no whole requests
-	holdsOn    // it is for prefills, and cannot hand them over now
+	noTransfer // it is for prefills, and cannot transfer them now
 	forBackup
 )
 
 func servedBy(e *engine.Engine) (s serves) {
 	switch e.Role() {
 	case engine.RolePrefill:
-		if s = forPrefill; !e.HandsOver() {
-			s |= holdsOn
+		if s = forPrefill; !e.CanTransfer() {
+			s |= noTransfer
 		}
 	case engine.RoleDecode:
 		s = forDecode
