@@ -118,7 +118,7 @@ func (d *Decoder) entry(b []byte) bool {
 	d.base, d.last = int64(binary.LittleEndian.Uint64(body[1:])), 0 //nolint:gosec // as it was written
 	n := 1 + int(binary.LittleEndian.Uint32(body[9:]))
 	if d.workers == nil {
-		n = 1 // before KindBegin, no record is usable
+		n = 1 // before KindEpoch, no record is usable
 	}
 	missing := max(0, n-len(d.prompts))
 	if n > maxPrompts || missing > maxMissing {
@@ -129,7 +129,7 @@ func (d *Decoder) entry(b []byte) bool {
 	return true
 }
 
-// maxPrompts bounds the prompts between two KindBegin records.
+// maxPrompts bounds the prompts of an epoch.
 const maxPrompts = 1 << 22
 
 // maxMissing bounds the prompts of lost entries between two others.

@@ -23,7 +23,7 @@ var encoding, _ = cbor.EncOptions{ // the error is that of wrong options
 	ShortestFloat: cbor.ShortestFloat16, NaNConvert: cbor.NaNConvertReject, InfConvert: cbor.InfConvertReject,
 }.UserBufferEncMode()
 
-// Encoder writes records of one run into entries. The zero value is ready for Begin.
+// Encoder writes records of one run into entries. The zero value is ready for StartEpoch.
 type Encoder struct {
 	base  int64        // the entry's time, Unix milliseconds
 	last  uint64       // number of its last request
@@ -41,7 +41,7 @@ type Encoder struct {
 
 	run     uint64
 	workers map[uint64]bool // those with an address
-	prompts int             // since Begin
+	prompts int             // of the epoch
 	marks   map[uint64]mark
 	open    map[uint64]told // requests that have not ended
 	out     func(entry []byte)
@@ -68,7 +68,7 @@ type told struct {
 // maxMarks bounds the memory of an encoder, about 40 bytes each.
 const maxMarks = 1 << 20
 
-// Full says that it is time for Begin, because the encoder takes much memory.
+// Full says that it is time for StartEpoch, because the encoder takes much memory.
 func (e *Encoder) Full() bool { return len(e.marks) > maxMarks }
 
 // Entry returns what was written since the last Entry, as one entry; nil if that is nothing. It is
@@ -127,18 +127,18 @@ func (e *Encoder) Write(r *Record, blocks []uint64) {
 	}
 }
 
-// NewRun has the next Begin begin a run of its own. Requests under way are given up.
+// NewRun has the next epoch start a run of its own. Requests under way are given up.
 func (e *Encoder) NewRun() { e.run, e.open = rand.Uint64(), nil } //nolint:gosec // only differs
 
-// Begin writes a KindBegin record. The ids of workers and the numbers of prompts begin anew. Requests go on.
-func (e *Encoder) Begin(at time.Time, h *Head) {
+// StartEpoch writes a KindEpoch record. The ids of workers and the numbers of prompts start anew. Requests go on.
+func (e *Encoder) StartEpoch(at time.Time, h *Head) {
 	e.workers, e.marks = make(map[uint64]bool), make(map[uint64]mark)
 	if e.prompts = 0; e.open == nil {
 		e.open = make(map[uint64]told)
 	}
 	own := *h
 	own.Run = e.run
-	e.Write(&Record{Kind: KindBegin, At: at, Body: &own}, nil)
+	e.Write(&Record{Kind: KindEpoch, At: at, Body: &own}, nil)
 }
 
 // Worker writes the address of a worker, if it is not written yet. An empty address is none.

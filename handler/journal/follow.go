@@ -31,8 +31,8 @@ const (
 type Sent struct {
 	Router uint64 // a random id of its process
 	Number uint64 // 1, 2, 3 ... of each router
-	// Begun is the Number with which its words last began anew; 0 is unknown.
-	Begun uint64
+	// Epoch is the Number with which its current epoch started; 0 is unknown.
+	Epoch uint64
 	// Entries are records, by an [Encoder]. They may be empty: the router lives.
 	Entries []byte
 }
@@ -107,14 +107,14 @@ type peer struct {
 	Peer
 	decoder Decoder
 	number  uint64
-	begun   uint64            // with which number its words began
-	head    Head              // with which they began; zero before
-	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or its beginning unknown
+	epoch   uint64            // the number with which the current one started
+	head    Head              // of the epoch; zero before the first one
+	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or the start of its epoch is unknown
 	greeted bool
 	refused time.Time // since when; zero if it is not
 	told    bool      // that was told Refused
 
-	// ahead is the least of own clock less the router's, in milliseconds, since its words began.
+	// ahead is the least of own clock less the router's, in milliseconds, in this epoch.
 	ahead    int64
 	compared bool
 }
@@ -141,8 +141,8 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 		f.forget(p) // some ends may be missing
 	}
 	p.number, p.Seen, p.Live = s.Number, now, true
-	if s.Begun != 0 && s.Begun != s.Number && s.Begun != p.begun {
-		p.workers = nil // its beginning is missing, and so is what its numbers mean
+	if s.Epoch != 0 && s.Epoch != s.Number && s.Epoch != p.epoch {
+		p.workers = nil // the start of its epoch is missing, and so is what its numbers mean
 	}
 	if f.Memory == 0 {
 		f.Memory = min(4*PastBytes, debug.SetMemoryLimit(-1)/8)
@@ -154,10 +154,10 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 			p.compareClocks(now, r)
 			first = false
 		}
-		if h, begins := r.Body.(*Head); begins {
-			f.begin(p, h, behind)
+		if h, starts := r.Body.(*Head); starts {
+			f.startEpoch(p, h, behind)
 		} else if p.workers != nil || r.Kind == KindQuota || r.Kind == KindTenant {
-			// it is not refused, and its beginning is known; what tenants use counts in any case
+			// it is not refused, and the start of its epoch is known; what tenants use counts in any case
 			f.apply(p, r, now.Add(-p.late(now, r.At, behind)), behind)
 		}
 		return true
@@ -167,7 +167,7 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	}
 }
 
-// renew makes a router one of which nothing is known. It is followed again when its words begin anew.
+// renew makes a router one of which nothing is known. It is followed again from its next epoch on.
 func (f *Follower) renew(p *peer) {
 	f.forget(p)
 	p.decoder, p.workers = Decoder{Lost: p.lost}, nil
@@ -208,11 +208,11 @@ func (f *Follower) relieve() {
 	}
 }
 
-// compareClocks notes how far the router's clock is behind at most. Clocks drift, so it does so anew
-// when the router's words begin.
+// compareClocks notes how far the router's clock is behind at most. Clocks drift, so it does so
+// anew in each epoch.
 func (p *peer) compareClocks(now time.Time, r *Record) {
 	d := now.UnixMilli() - r.At.UnixMilli()
-	if r.Kind == KindBegin || !p.compared {
+	if r.Kind == KindEpoch || !p.compared {
 		p.ahead, p.compared = d, true
 	}
 	p.ahead = min(p.ahead, d)
@@ -301,8 +301,8 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 	}
 }
 
-// begin begins a run of a router, or its words anew.
-func (f *Follower) begin(p *peer, h *Head, behind bool) {
+// startEpoch starts a router's epoch, maybe of a new run.
+func (f *Follower) startEpoch(p *peer, h *Head, behind bool) {
 	if p.head.Run != h.Run {
 		f.Limits.Gone(p.ID)
 	}
@@ -315,7 +315,7 @@ func (f *Follower) begin(p *peer, h *Head, behind bool) {
 			p.refused = p.Seen
 		}
 	} else {
-		p.workers, p.begun, p.refused = make(map[uint64]uint64), p.number, time.Time{}
+		p.workers, p.epoch, p.refused = make(map[uint64]uint64), p.number, time.Time{}
 	}
 	if strange && p.Refused == "" && !behind {
 		f.Joined(&p.Peer)

@@ -104,7 +104,7 @@ func TestPromptsReadAsWritten(t *testing.T) {
 		var e Encoder
 		var log bytes.Buffer
 		var raw, blocks, entries, gone int
-		e.Begin(time.UnixMilli(0), &Head{Seed: 9})
+		e.StartEpoch(time.UnixMilli(0), &Head{Seed: 9})
 		for range 400 {
 			for range 1 + w.IntN(5) {
 				w.turn(time.UnixMilli(1e12))
@@ -167,7 +167,7 @@ func records() []Record {
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
 	five, six := kvscore.Target{Worker: 5}, kvscore.Target{Worker: 1 << 63}
 	return []Record{
-		{Kind: KindBegin, At: at(1000), Body: &Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64}},
+		{Kind: KindEpoch, At: at(1000), Body: &Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64}},
 		{Kind: KindWorker, At: at(1001), Target: five, Body: new(Address("10.0.0.1:8000"))},
 		{Kind: KindWorker, At: at(1001), Target: six, Body: new(Address("unix//run/engine.sock"))},
 		{Kind: KindBound, At: at(999), Target: kvscore.Target{Worker: 1 << 63, Rank: 3}, Body: &affinity.Saved{
@@ -196,7 +196,7 @@ func write(e *Encoder, all []Record) {
 	for i := range all {
 		switch r := &all[i]; b := r.Body.(type) {
 		case *Head:
-			e.Begin(r.At, b)
+			e.StartEpoch(r.At, b)
 		case *Address:
 			e.Worker(r.At, r.Target.Worker, string(*b))
 		default:
@@ -387,7 +387,7 @@ func TestLogIsBounded(t *testing.T) {
 		bytes += info.Size()
 	}
 	n, damage := kinds(t, path)
-	if bytes > 2*most || n[KindBegin] != 2 || n[KindBound] != 2 || n[KindEnded] < 50 || n[KindEnded] == 800 || damage != (Damage{}) {
+	if bytes > 2*most || n[KindEpoch] != 2 || n[KindBound] != 2 || n[KindEnded] < 50 || n[KindEnded] == 800 || damage != (Damage{}) {
 		t.Errorf("%d bytes, %v, %+v", bytes, n, damage)
 	}
 }
@@ -474,7 +474,7 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 		},
 	}}
 	k.encoder.out = k.append
-	k.encoder.Begin(time.UnixMilli(0), &Head{})
+	k.encoder.StartEpoch(time.UnixMilli(0), &Head{})
 	for i := range 9 {
 		if l.file = good; i%3 == 0 {
 			l.file, _ = os.Open(os.DevNull) // cannot be written
@@ -521,7 +521,7 @@ func FuzzRead(f *testing.F) {
 // entryOf returns an entry of records.
 func entryOf(b []byte) []byte {
 	var e Encoder
-	e.Begin(time.UnixMilli(0), &Head{})
+	e.StartEpoch(time.UnixMilli(0), &Head{})
 	e.Worker(time.UnixMilli(0), 1, "a:1")
 	e.entry.Write(b)
 	return e.Entry()
@@ -547,14 +547,14 @@ func BenchmarkJournal(b *testing.B) {
 	})
 	b.Run("encode", func(b *testing.B) {
 		var e Encoder
-		e.Begin(time.UnixMilli(0), &Head{})
+		e.StartEpoch(time.UnixMilli(0), &Head{})
 		bytes, n := 0, 0
 		for b.Loop() {
 			w.turn(time.Now())
 			w.outlet.Write(&e, named)
 			bytes += len(e.Entry())
 			if n++; e.Full() {
-				e.Begin(time.UnixMilli(0), &Head{})
+				e.StartEpoch(time.UnixMilli(0), &Head{})
 			}
 		}
 		b.ReportMetric(float64(bytes)/float64(n), "bytes/request")

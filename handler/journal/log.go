@@ -185,7 +185,7 @@ type Source struct {
 func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 	k := keeper{outlet: o, log: l, source: s}
 	k.encoder.out = k.append
-	k.begin(time.Now())
+	k.startEpoch(time.Now())
 	ticker := time.NewTicker(writeEvery)
 	defer ticker.Stop()
 	for open := true; open; {
@@ -217,7 +217,7 @@ func (k *keeper) write(now time.Time) {
 	}
 	if k.gap && !now.Before(k.retry) {
 		k.gap = false
-		k.begin(now) // what others built on may be lost, too
+		k.startEpoch(now) // what others built on may be lost, too
 		k.source.Bindings(&k.encoder, now, 0)
 	}
 	if k.outlet.Write(&k.encoder, k.source.Dial) {
@@ -233,9 +233,9 @@ func (k *keeper) write(now time.Time) {
 	}
 }
 
-func (k *keeper) begin(at time.Time) {
+func (k *keeper) startEpoch(at time.Time) {
 	k.encoder.NewRun()
-	k.encoder.Begin(at, k.source.Head())
+	k.encoder.StartEpoch(at, k.source.Head())
 }
 
 func (k *keeper) append(entry []byte) { k.entries.Write(entry) }
@@ -291,7 +291,7 @@ func (k *keeper) rotate(now time.Time) {
 		n, failed := file.Write(entry)
 		size, err = size+int64(n), errors.Join(err, failed)
 	}}
-	e.Begin(now, k.source.Head())
+	e.StartEpoch(now, k.source.Head())
 	k.source.Bindings(e, now, 0)
 	e.Write(&Record{Kind: KindState, At: now, Body: k.source.State()}, nil)
 	e.out(e.Entry())

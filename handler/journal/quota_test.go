@@ -40,7 +40,7 @@ func newLimited(t *testing.T, id uint64, ahead time.Duration, at time.Time) *lim
 		Joined: func(*Peer) {}, Worker: func(string) (uint64, bool) { return 1, true },
 	}
 	r.encoder.NewRun()
-	r.encoder.Begin(at.Add(ahead), new(Head))
+	r.encoder.StartEpoch(at.Add(ahead), new(Head))
 	return r
 }
 

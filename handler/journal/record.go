@@ -13,17 +13,17 @@
 //	4 bytes   length of the following, without the sum
 //	1 byte    version of the format: a reader skips entries of others
 //	8 bytes   the time, Unix milliseconds
-//	4 bytes   prompts since the last KindBegin
+//	4 bytes   prompts since the last KindEpoch
 //	          records: kind (1 byte), and in CBOR (RFC 8949) what all kinds have and what this one has
 //	8 bytes   XXH3 of all but the length
 //
 // Numbers outside of the records begin with their lowest byte. A reader skips kinds and fields that it
 // does not know, so newer versions may add both.
 //
-// A [KindWorker] record gives the address of a worker's id. Prompts have numbers, which count from a
-// [KindBegin] record. A prompt is an earlier one, the number of blocks that it shares with that, and its
+// An epoch starts with a [KindEpoch] record. A [KindWorker] record gives the address of a worker's id, and
+// prompts have numbers; both are valid in their epoch only. A prompt is an earlier one, the number of blocks that it shares with that, and its
 // further blocks, of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown. A
-// request that has not ended goes on over a KindBegin of the same run.
+// request that has not ended goes on in the next epoch of the same run.
 package journal
 
 import (
@@ -44,8 +44,8 @@ type Kind byte
 
 // The kinds of records. The numbers are part of the format.
 const (
-	// KindBegin begins a run of a router, or a file. The ids of workers and the numbers of prompts begin anew.
-	KindBegin Kind = iota + 1
+	// KindEpoch starts an epoch: a run of a router, a file, or a part of a stream that is understood by itself.
+	KindEpoch Kind = iota + 1
 	// KindWorker gives a worker's id its address.
 	KindWorker
 	// KindBooked is a request that was sent to a worker.
@@ -78,7 +78,7 @@ const (
 // bodies make what the records of a kind have besides. KindUsed and KindUnbound have a binding's key and version
 // only, and KindModels has nil if the worker has no list.
 var bodies = [...]func() any{
-	KindBegin: body[Head], KindWorker: body[Address], KindBooked: body[Booking], KindEnded: body[End],
+	KindEpoch: body[Head], KindWorker: body[Address], KindBooked: body[Booking], KindEnded: body[End],
 	KindBound: body[affinity.Saved], KindUsed: body[affinity.Saved], KindUnbound: body[affinity.Saved],
 	KindResponse: body[Response], KindLost: body[Lost], KindState: body[State], KindAnswered: body[Answered],
 	KindDrained: body[Drain], KindModels: body[[]Model], KindPaid: body[Payer], KindQuota: body[quota.Change], KindTenant: body[quota.State],

@@ -29,7 +29,7 @@ const (
 	again = time.Second
 	// entriesKept is the most memory that is kept for what the next append sends, in bytes.
 	entriesKept = 1 << 20
-	// PastBytes and PastTime are how much of a stream stays. A router begins its words anew within
+	// PastBytes and PastTime are how much of a stream stays. A router starts a new epoch within
 	// half of that, so that one that joins understands the rest.
 	PastBytes = 64 << 20
 	PastTime  = 15 * time.Minute
@@ -121,26 +121,26 @@ type Sharer struct {
 	stale  atomic.Bool // the stream must be dialed anew
 
 	// of the writer alone
-	encoder Encoder
-	entries bytes.Buffer
-	number  uint64
-	anew    uint64 // the number with which the words last began anew
-	lost    uint64
-	fresh   bool      // records are lost, so that a new run begins
-	sent    time.Time // when the last append went well
-	begun   time.Time // when the words began anew
-	told    Head      // then
+	encoder    Encoder
+	entries    bytes.Buffer
+	number     uint64
+	epoch      uint64 // the current one: the number of its first entry
+	lost       uint64
+	fresh      bool      // records are lost, so that a new run begins
+	sent       time.Time // when the last append went well
+	epochStart time.Time
+	epochHead  Head
 
-	mu     sync.Mutex
-	status ShareStatus
-	claims Claims
-	read   uint64    // entries
-	size   float64   // of an entry, on average
-	bytes  int64     // that were read since begun
-	joined bool      // another router has joined since begun
-	tells  bool      // and this one is to tell it what all know
-	stands bool      // it is to tell how tenants stand: the first one of those that can may have ended
-	sentAt time.Time // of the last entry
+	mu         sync.Mutex
+	status     ShareStatus
+	claims     Claims
+	read       uint64    // entries
+	size       float64   // of an entry, on average
+	epochBytes int64     // that were read in this epoch
+	joined     bool      // another router has joined in this epoch
+	tells      bool      // and this one is to tell it what all know
+	stands     bool      // it is to tell how tenants stand: the first one of those that can may have ended
+	sentAt     time.Time // of the last entry
 }
 
 // ShareStatus is how the sharing fares.
@@ -205,7 +205,7 @@ func (s *Sharer) share(ctx context.Context) {
 			return
 		}
 	}
-	s.id, s.number, s.anew = rand.Uint64(), 0, 0 //nolint:gosec // only differs
+	s.id, s.number, s.epoch = rand.Uint64(), 0, 0 //nolint:gosec // only differs
 	defer s.Follower.Close()
 	var reads sync.WaitGroup
 	reads.Go(func() { s.readAll(ctx) })
@@ -301,7 +301,7 @@ func (s *Sharer) take(e *Sent, past bool) {
 	s.mu.Lock()
 	s.read++
 	s.size += (float64(n) - s.size) / min(1000, float64(s.read))
-	s.bytes += int64(n)
+	s.epochBytes += int64(n)
 	if e.Router == s.id {
 		s.status.Late = float64(now.Sub(s.sentAt)) / float64(time.Millisecond)
 	}
@@ -389,7 +389,7 @@ func (s *Sharer) mostEntries() int64 {
 // write sends what there is to tell. It may be nothing: the router lives.
 func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.entries.Reset()
-	s.begin(now)
+	s.startEpochIfDue(now)
 	s.mu.Lock()
 	stands := s.stands
 	s.stands = false
@@ -404,7 +404,7 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.mu.Lock()
 	s.sentAt = now
 	s.mu.Unlock()
-	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Begun: s.anew, Entries: s.entries.Bytes()})
+	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Epoch: s.epoch, Entries: s.entries.Bytes()})
 	if err != nil || s.entries.Cap() > entriesKept {
 		s.entries = bytes.Buffer{} // the client may still read it, or it is large
 	}
@@ -419,20 +419,20 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// begin begins the router's words anew if it is time, so that one that joins understands what
-// follows. If records are lost, a new run begins.
-func (s *Sharer) begin(now time.Time) {
+// startEpochIfDue starts a new epoch if it is time, so that a router that joins understands what follows.
+// If records are lost, a new run begins.
+func (s *Sharer) startEpochIfDue(now time.Time) {
 	if n := s.outlet.Lost(); n > s.lost {
 		s.lost, s.fresh = n, true
 	}
 	h := s.head()
 	s.mu.Lock()
-	since := now.Sub(s.begun)
-	joined, tells := s.joined && since > beginsApart, s.tells
-	changed := h.agrees(&s.told) != nil // engines report the size of their blocks
-	due := s.fresh || changed || joined || tells || since > PastTime/2 || s.bytes > PastBytes/2
+	since := now.Sub(s.epochStart)
+	joined, tells := s.joined && since > minEpoch, s.tells
+	changed := h.agrees(&s.epochHead) != nil // engines report the size of their blocks
+	due := s.fresh || changed || joined || tells || since > PastTime/2 || s.epochBytes > PastBytes/2
 	if due {
-		s.bytes, s.joined, s.tells = 0, false, false
+		s.epochBytes, s.joined, s.tells = 0, false, false
 	}
 	s.mu.Unlock()
 	if !due && !s.encoder.Full() {
@@ -450,16 +450,16 @@ func (s *Sharer) begin(now time.Time) {
 		s.fresh = false
 		s.encoder.NewRun()
 	}
-	s.begun, s.told, s.anew = now, *h, s.number+1
-	s.encoder.Begin(now, h)
+	s.epochStart, s.epochHead, s.epoch = now, *h, s.number+1
+	s.encoder.StartEpoch(now, h)
 	s.encoder.Write(&Record{Kind: KindState, At: now, Body: s.Source.State()}, nil)
 	if used >= 0 {
 		s.Source.Bindings(&s.encoder, now, used)
 	}
 }
 
-// beginsApart is the least time between two beginnings for routers that join.
-const beginsApart = 10 * time.Second
+// minEpoch is the least length of an epoch that ends because a router joins.
+const minEpoch = 10 * time.Second
 
 // head returns what others must know before all else. The secret is not among it.
 func (s *Sharer) head() *Head {

@@ -64,7 +64,7 @@ func (m *memory) Append(_ context.Context, s *Sent) error {
 		return errBroken
 	}
 	if !m.drop {
-		m.sent = append(m.sent, Sent{s.Router, s.Number, s.Begun, slices.Clone(s.Entries)})
+		m.sent = append(m.sent, Sent{s.Router, s.Number, s.Epoch, slices.Clone(s.Entries)})
 	}
 	m.changed.Broadcast()
 	return nil
@@ -333,11 +333,11 @@ func TestRefusedRoutersJoinLater(t *testing.T) {
 		{32, 16, 0}, {32, 32, 1}, {32, 32, 1}, {32, 16, 1}, {32, 32, 2}, {16, 16, 3}, {32, 32, 4}, {32, 32, 4},
 	} {
 		own = want.own
-		e.Begin(time.Now(), &Head{BlockSize: want.size})
+		e.StartEpoch(time.Now(), &Head{BlockSize: want.size})
 		number := uint64(i + 1) //nolint:gosec // small
-		f.Take(time.Now(), &Sent{Router: 1, Number: number, Begun: number, Entries: e.Entry()}, false)
+		f.Take(time.Now(), &Sent{Router: 1, Number: number, Epoch: number, Entries: e.Entry()}, false)
 		if joined != want.joined {
-			t.Errorf("after beginning %d: joined %d times, want %d", i, joined, want.joined)
+			t.Errorf("after epoch %d: joined %d times, want %d", i, joined, want.joined)
 		}
 	}
 }
@@ -351,7 +351,7 @@ func TestRoutersOfOtherVersions(t *testing.T) {
 	for i := range uint64(8) {
 		now = now.Add(time.Second)
 		var e Encoder
-		e.Begin(now, &Head{Name: "r"})
+		e.StartEpoch(now, &Head{Name: "r"})
 		b := e.Entry()
 		if i < 7 {
 			b[4]--
@@ -379,8 +379,8 @@ func TestClocksMayDiffer(t *testing.T) {
 			f.Take(now, &Sent{Router: 1, Number: number, Entries: e.Entry()}, false)
 		}
 		now := time.Now()
-		e.Begin(now.Add(ahead), new(Head))
-		tell(now.Add(50 * time.Millisecond)) // its beginning is late
+		e.StartEpoch(now.Add(ahead), new(Head))
+		tell(now.Add(50 * time.Millisecond)) // its epoch starts late
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
@@ -407,7 +407,7 @@ func FuzzFollow(f *testing.F) {
 		w.turn(time.UnixMilli(1))
 	}
 	var e Encoder
-	e.Begin(time.UnixMilli(0), &Head{})
+	e.StartEpoch(time.UnixMilli(0), &Head{})
 	w.outlet.Write(&e, named)
 	write(&e, records()[11:])
 	e.Write(&Record{Kind: KindQuota, Body: &quota.Change{Requests: 1, Running: 1}}, nil)
@@ -460,7 +460,7 @@ func TestPayers(t *testing.T) {
 		n++
 		f.Take(time.Now(), &Sent{Router: 1, Number: n, Entries: e.Entry()}, false)
 	}
-	e.Begin(time.Now(), new(Head))
+	e.StartEpoch(time.Now(), new(Head))
 	var told []Payer
 	over := 0
 	f.Pays = func(by *Payer, l *kvscore.Lease) func() {
@@ -497,26 +497,26 @@ func aFollower() (*kvscore.Scheduler, *Follower) {
 	}
 }
 
-// TestLostBeginning loses the entry with which the words of a router begin anew. The numbers in the
-// next ones mean other workers.
-func TestLostBeginning(t *testing.T) {
+// TestLostEpochStart loses the entry with which an epoch of a router starts. The numbers in the next
+// ones mean other workers.
+func TestLostEpochStart(t *testing.T) {
 	s, f := aFollower()
 	var j Journal
 	o := j.Open(true)
 	var e Encoder
-	n, begun := uint64(0), uint64(0)
-	begin := func(first, second uint64) {
+	n, epoch := uint64(0), uint64(0)
+	startEpoch := func(first, second uint64) {
 		at := time.Now()
-		e.Begin(at, new(Head))
+		e.StartEpoch(at, new(Head))
 		e.Worker(at, first, named(first))
 		e.Worker(at, second, named(second))
-		begun = n + 1
+		epoch = n + 1
 	}
 	tell := func(lost bool) {
 		o.Write(&e, named)
 		n++
 		if b := e.Entry(); !lost {
-			f.Take(time.Now(), &Sent{Router: 1, Number: n, Begun: begun, Entries: b}, false)
+			f.Take(time.Now(), &Sent{Router: 1, Number: n, Epoch: epoch, Entries: b}, false)
 		}
 	}
 	book := func() {
@@ -528,16 +528,16 @@ func TestLostBeginning(t *testing.T) {
 		return l.Booked.Requests
 	}
 	e.NewRun()
-	begin(1, 2)
+	startEpoch(1, 2)
 	tell(false)
-	begin(2, 1)
+	startEpoch(2, 1)
 	tell(true)
 	book()
 	tell(false)
 	if n := requests(hosts[0]) + requests(hosts[1]); n != 0 {
 		t.Errorf("%d requests count, and nobody knows where they are", n)
 	}
-	begin(2, 1)
+	startEpoch(2, 1)
 	book()
 	tell(false)
 	if requests(hosts[0]) != 0 || requests(hosts[1]) != 1 {
@@ -547,24 +547,24 @@ func TestLostBeginning(t *testing.T) {
 
 // TestHostileEntriesTakeNoMemory has entries that claim millions of earlier prompts.
 func TestHostileEntriesTakeNoMemory(t *testing.T) {
-	entry := func(begun bool) []byte {
+	entry := func(started bool) []byte {
 		var e Encoder
-		if e.Begin(time.UnixMilli(0), new(Head)); !begun {
+		if e.StartEpoch(time.UnixMilli(0), new(Head)); !started {
 			e.Entry()
 		}
 		body := binary.LittleEndian.AppendUint32(append([]byte{version}, make([]byte, 8)...), maxPrompts)
 		b := append(binary.LittleEndian.AppendUint32(slices.Clone(e.Entry()), uint32(len(body))), body...)
 		return binary.LittleEndian.AppendUint64(b, xxh3.Hash(body))
 	}
-	for _, begun := range []bool{false, true} {
+	for _, started := range []bool{false, true} {
 		var d Decoder
-		if _, err := d.Read(bytes.NewReader(entry(begun)), func(*Record) bool { return true }); err != nil || cap(d.prompts) > maxMissing {
-			t.Errorf("%v: room for %d prompts, %v", begun, cap(d.prompts), err)
+		if _, err := d.Read(bytes.NewReader(entry(started)), func(*Record) bool { return true }); err != nil || cap(d.prompts) > maxMissing {
+			t.Errorf("%v: room for %d prompts, %v", started, cap(d.prompts), err)
 		}
 	}
 }
 
-// TestWritersCannotFillTheMemory has a router that never ends, or never begins anew, beside one that
+// TestWritersCannotFillTheMemory has a router that never ends, or never starts a new epoch, beside one that
 // behaves.
 func TestWritersCannotFillTheMemory(t *testing.T) {
 	now := time.Now()
@@ -579,8 +579,8 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			end := &End{Computed: true, Answer: new(Prompt)}
 			e.Write(&Record{Kind: KindEnded, At: now, Request: uint64(i), Body: end}, someBlocks(20_000)) //nolint:gosec // small
 		},
-		"LongPromptsBegunAnew": func(e *Encoder, i int) {
-			e.Begin(now, new(Head))
+		"LongPromptsInEpochs": func(e *Encoder, i int) {
+			e.StartEpoch(now, new(Head))
 			e.Worker(now, 1, named(1))
 			book(e, i, hosts[0], 20_000)
 		},
@@ -610,7 +610,7 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			var good, bad Encoder
 			for _, e := range []*Encoder{&good, &bad} {
 				e.NewRun()
-				e.Begin(now, new(Head))
+				e.StartEpoch(now, new(Head))
 				e.Worker(now, 1, named(1))
 				e.Worker(now, 2, named(2))
 			}

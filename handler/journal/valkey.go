@@ -73,7 +73,7 @@ func (v *Valkey) Append(ctx context.Context, s *Sent) error {
 	id := binary.LittleEndian.AppendUint64(nil, s.Router)
 	at, err := v.client.Do(ctx, v.client.B().Xadd().Key(v.key("journal")).Id("*").FieldValue().
 		FieldValue("r", valkey.BinaryString(id)).FieldValue("n", strconv.FormatUint(s.Number, 10)).
-		FieldValue("b", strconv.FormatUint(s.Begun, 10)).FieldValue("e", valkey.BinaryString(s.Entries)).Build()).ToString()
+		FieldValue("b", strconv.FormatUint(s.Epoch, 10)).FieldValue("e", valkey.BinaryString(s.Entries)).Build()).ToString()
 	if ms, _, ok := strings.Cut(at, "-"); ok {
 		n, _ := strconv.ParseInt(ms, 10, 64) // 0 trims nothing
 		v.latest.Store(n)
@@ -114,8 +114,8 @@ func parseSent(fields map[string]string) (*Sent, bool) {
 	if len(id) != 8 || err != nil || number == 0 {
 		return nil, false
 	}
-	begun, _ := strconv.ParseUint(fields["b"], 10, 64)
-	return &Sent{Router: binary.LittleEndian.Uint64(id), Number: number, Begun: begun, Entries: []byte(fields["e"])}, true
+	epoch, _ := strconv.ParseUint(fields["b"], 10, 64)
+	return &Sent{Router: binary.LittleEndian.Uint64(id), Number: number, Epoch: epoch, Entries: []byte(fields["e"])}, true
 }
 
 // Trim implements [Stream]. A stream that nobody uses ends by itself.

@@ -436,7 +436,7 @@ func TestDamagedJournalCostsItsRecords(t *testing.T) {
 	}
 	keeping(t, file, keepingSettings(one)).Destruct()
 
-	var j journal.Journal // words begin anew while a request is under way
+	var j journal.Journal // a new epoch while a request is under way
 	o := j.Open(false)
 	var e journal.Encoder
 	var b bytes.Buffer
@@ -445,11 +445,11 @@ func TestDamagedJournalCostsItsRecords(t *testing.T) {
 		b.Write(e.Entry())
 	}
 	e.NewRun()
-	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
+	e.StartEpoch(time.Now(), &journal.Head{TextBlock: 64})
 	p := &cache.Prompt{Root: 1, Blocks: []uint64{1, 2}, BlockTokens: 16, Tokens: 32}
 	id := j.Booked(time.Now(), kvscore.Target{Worker: 1}, p, &cache.View{Findings: cache.Findings{Tokens: 32}}, true, 0, kvscore.PhaseWhole)
 	write()
-	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
+	e.StartEpoch(time.Now(), &journal.Head{TextBlock: 64})
 	j.Ended(id, true, 1, kvscore.Counts{Prompt: 32}, nil)
 	write()
 	other := file + "2"

@@ -185,7 +185,7 @@ func (r *restorer) worker(dial string) *restoredWorker {
 
 // ended notes the prompt and the answer of a request.
 func (r *restorer) ended(w *restoredWorker, b *journal.Booking, end *journal.End) {
-	if !end.Computed || b.Prompt == nil || w == nil || w.is == nil { // w: its words began anew meanwhile
+	if !end.Computed || b.Prompt == nil || w == nil || w.is == nil { // w: a new epoch began meanwhile
 		return
 	}
 	if !b.Text { // the blocks have a known length

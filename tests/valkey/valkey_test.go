@@ -19,7 +19,7 @@ func TestServersClockCounts(t *testing.T) {
 	}
 	defer v.Close()
 	for i := range uint64(100) {
-		if err := v.Append(t.Context(), &journal.Sent{Router: 1, Number: i + 1, Begun: 1}); err != nil {
+		if err := v.Append(t.Context(), &journal.Sent{Router: 1, Number: i + 1, Epoch: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -27,7 +27,7 @@ func TestServersClockCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	if _, err := v.Read(t.Context(), "", 0, func(s *journal.Sent) { n += int(s.Begun) }); err != nil || n != 100 { //nolint:gosec // 1
+	if _, err := v.Read(t.Context(), "", 0, func(s *journal.Sent) { n += int(s.Epoch) }); err != nil || n != 100 { //nolint:gosec // 1
 		t.Errorf("of 100 entries of the last second stay %d, %v", n, err)
 	}
 }

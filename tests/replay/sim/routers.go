@@ -73,7 +73,7 @@ func (r *replay) buildRouters() error {
 func (o *router) share(r *replay) {
 	o.outlet = o.journal.Open(true)
 	o.scheduler.SetJournal(&o.journal)
-	o.encoder.Begin(r.clock(), new(journal.Head))
+	o.encoder.StartEpoch(r.clock(), new(journal.Head))
 	o.follower = journal.Follower{
 		Scheduler: o.scheduler, Limits: new(quota.Book), Refuse: func(*journal.Head) error { return nil },
 		Other: func(*journal.Record, uint64) {}, Joined: func(*journal.Peer) {},
