@@ -191,7 +191,7 @@ func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 	for open := true; open; {
 		select {
 		case <-ctx.Done():
-			open, k.state = false, time.Time{}
+			open, k.lastState = false, time.Time{}
 		case <-ticker.C:
 		}
 		k.write(time.Now())
@@ -199,21 +199,21 @@ func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 }
 
 type keeper struct {
-	outlet  *Outlet
-	log     *Log
-	source  *Source
-	encoder Encoder
-	news    bool      // since the last state
-	gap     bool      // records are lost; bindings may be missing
-	lost    uint64    // of the journal's, those that were noticed
-	state   time.Time // of the last one
-	retry   time.Time // not before
-	entries bytes.Buffer
+	outlet      *Outlet
+	log         *Log
+	source      *Source
+	encoder     Encoder
+	news        bool   // since the last state
+	gap         bool   // records are lost; bindings may be missing
+	lostNoticed uint64 // of the journal's lost records
+	lastState   time.Time
+	retry       time.Time // not before
+	entries     bytes.Buffer
 }
 
 func (k *keeper) write(now time.Time) {
-	if n := k.outlet.Lost(); n > k.lost {
-		k.lost, k.gap = n, true
+	if n := k.outlet.Lost(); n > k.lostNoticed {
+		k.lostNoticed, k.gap = n, true
 	}
 	if k.gap && !now.Before(k.retry) {
 		k.gap = false
@@ -223,8 +223,8 @@ func (k *keeper) write(now time.Time) {
 	if k.outlet.Write(&k.encoder, k.source.Dial) {
 		k.news = true
 	}
-	if k.news && now.Sub(k.state) >= stateEvery {
-		k.state, k.news = now, false
+	if k.news && now.Sub(k.lastState) >= stateEvery {
+		k.lastState, k.news = now, false
 		k.encoder.Write(&Record{Kind: KindState, At: now, Body: k.source.State()}, nil)
 	}
 	k.flush()

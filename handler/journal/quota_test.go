@@ -44,8 +44,8 @@ func newLimited(t *testing.T, id uint64, ahead time.Duration, at time.Time) *lim
 	return r
 }
 
-// tell has another router read what this one has to tell.
-func (r *limitedRouter) tell(to *limitedRouter, at time.Time, behind bool) *Sent {
+// send has another router read what this one has to send.
+func (r *limitedRouter) send(to *limitedRouter, at time.Time, behind bool) *Sent {
 	r.outlet.Write(&r.encoder, named)
 	r.sent++
 	s := &Sent{Router: r.id, Number: r.sent, Entries: bytes.Clone(r.encoder.Entry())}
@@ -65,14 +65,14 @@ func (r *limitedRouter) used(at time.Time) string {
 	return text
 }
 
-// TestLimitsOfRoutersWhoseClocksDiffer shares what a tenant uses between two routers, and tells a third one
+// TestLimitsOfRoutersWhoseClocksDiffer shares what a tenant uses between two routers, and a third one
 // that joins.
 func TestLimitsOfRoutersWhoseClocksDiffer(t *testing.T) {
 	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
 	for _, ahead := range []time.Duration{0, time.Minute, -time.Minute} {
 		a, b := newLimited(t, 1, 0, now), newLimited(t, 2, ahead, now)
-		a.tell(b, now, false)
-		b.tell(a, now, false)
+		a.send(b, now, false)
+		b.send(a, now, false)
 		at := now
 		reserve := func(r *limitedRouter, tokens int64) *quota.Reservation {
 			res, refused := r.Reserve(at.Add(r.ahead), &quota.Ask{Name: "t", Tenant: 7, Prompt: tokens})
@@ -87,19 +87,19 @@ func TestLimitsOfRoutersWhoseClocksDiffer(t *testing.T) {
 			at = at.Add(500 * time.Millisecond)
 			one.Settle(at.Add(a.ahead), usage(50))
 			two.Settle(at.Add(b.ahead), usage(50))
-			a.tell(b, at.Add(5*time.Millisecond), false)
-			b.tell(a, at.Add(5*time.Millisecond), false)
+			a.send(b, at.Add(5*time.Millisecond), false)
+			b.send(a, at.Add(5*time.Millisecond), false)
 			at = at.Add(500 * time.Millisecond)
 		}
 		open := reserve(a, 3000)
-		past := a.tell(b, at, false)
+		past := a.send(b, at, false)
 		for _, r := range []*limitedRouter{a, b} {
 			if got := r.used(at); got != "3010 41 1 " {
 				t.Errorf("clock %v ahead: router %d has used %s", ahead, r.id, got)
 			}
 		}
 
-		// a third one reads the past, and is told how things stand
+		// a third one reads the past, and gets the state of the tenants
 		c := newLimited(t, 3, ahead, at)
 		c.Take(at.Add(c.ahead), past, true)
 		if got := c.used(at); got != "0 0 1 " {
@@ -107,7 +107,7 @@ func TestLimitsOfRoutersWhoseClocksDiffer(t *testing.T) {
 		}
 		a.States(at, 0, func(s *quota.State) { a.encoder.Write(&Record{Kind: KindTenant, At: at, Body: s}, nil) })
 		for range 2 {
-			a.tell(c, at, false)
+			a.send(c, at, false)
 		}
 		if got := c.used(at); got != "3010 41 1 " {
 			t.Errorf("clock %v ahead: the third router has used %s", ahead, got)

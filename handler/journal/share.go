@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// gather is how long records wait for others before they are sent together. At a high rate it is
-	// more, so that appends are apart.
-	gather, apart = time.Millisecond, 4 * time.Millisecond
-	// beat is the time between two words of a router that has nothing to tell.
-	beat = time.Second
-	// sendWithin bounds one append, and readWithin one read. The choice waits for neither.
-	sendWithin, readWithin = 2 * time.Second, 2 * time.Second
-	// again is the time between two attempts at a stream that fails.
-	again = time.Second
+	// batchDelay is how long records wait for others, which the same append sends. appendGap is the least
+	// time between two appends.
+	batchDelay, appendGap = time.Millisecond, 4 * time.Millisecond
+	// heartbeat is the time between two entries of a router that has no records.
+	heartbeat = time.Second
+	// appendTimeout bounds one append, and readTimeout one read. The choice waits for neither.
+	appendTimeout, readTimeout = 2 * time.Second, 2 * time.Second
+	// retryDelay is the time between two attempts at a stream that fails.
+	retryDelay = time.Second
 	// entriesKept is the most memory that is kept for what the next append sends, in bytes.
 	entriesKept = 1 << 20
 	// PastBytes and PastTime are how much of a stream stays. A router starts a new epoch within
@@ -107,7 +107,7 @@ type Sharer struct {
 	Adopt func(Keys)
 	// Source says what the others must know besides.
 	Source *Source
-	// Follower applies what they tell. Its Refuse is the Sharer's.
+	// Follower applies their records. Its Refuse is the Sharer's.
 	Follower *Follower
 	// Failed gets each error of the stream, Silent each router that has ended, and Refused each that
 	// must not be followed.
@@ -121,26 +121,26 @@ type Sharer struct {
 	stale  atomic.Bool // the stream must be dialed anew
 
 	// of the writer alone
-	encoder    Encoder
-	entries    bytes.Buffer
-	number     uint64
-	epoch      uint64 // the current one: the number of its first entry
-	lost       uint64
-	fresh      bool      // records are lost, so that a new run begins
-	sent       time.Time // when the last append went well
-	epochStart time.Time
-	epochHead  Head
+	encoder     Encoder
+	entries     bytes.Buffer
+	number      uint64
+	epoch       uint64    // the current one: the number of its first entry
+	lostNoticed uint64    // of the outlet's lost records
+	needsRun    bool      // records are lost, so the next epoch starts a new run
+	lastAppend  time.Time // that succeeded
+	epochStart  time.Time
+	epochHead   Head
 
-	mu         sync.Mutex
-	status     ShareStatus
-	claims     Claims
-	read       uint64    // entries
-	size       float64   // of an entry, on average
-	epochBytes int64     // that were read in this epoch
-	joined     bool      // another router has joined in this epoch
-	tells      bool      // and this one is to tell it what all know
-	stands     bool      // it is to tell how tenants stand: the first one of those that can may have ended
-	sentAt     time.Time // of the last entry
+	mu           sync.Mutex
+	status       ShareStatus
+	claims       Claims
+	entriesRead  uint64
+	meanEntry    float64   // size of an entry, in bytes
+	epochBytes   int64     // that were read in this epoch
+	peerJoined   bool      // another router has joined in this epoch
+	sendsAll     bool      // the next epoch repeats what all routers know, for one that has joined
+	sendsTenants bool      // the next entry has the state of all tenants; all routers send it, for the first one may have ended
+	appendStart  time.Time // of the last append
 }
 
 // ShareStatus is how the sharing fares.
@@ -149,7 +149,7 @@ type ShareStatus struct {
 	Error     string `json:"error,omitempty"` // the last one, while not connected
 	Errors    uint64 `json:"errors"`
 	Lost      uint64 `json:"lost_records"` // there was no room for them, or no stream
-	// Late is the time until this router reads its own words in the stream, in milliseconds.
+	// Late is the time until this router reads its own entries in the stream, in milliseconds.
 	Late  float64 `json:"late_ms"`
 	Bytes uint64  `json:"sent_bytes"`
 	Peers []Peer  `json:"routers"`
@@ -195,7 +195,7 @@ func (s *Sharer) share(ctx context.Context) {
 		s.redial = nil
 	}()
 	for {
-		within, end := context.WithTimeout(ctx, sendWithin)
+		within, end := context.WithTimeout(ctx, appendTimeout)
 		_, err := s.agree(within)
 		end()
 		if err == nil {
@@ -234,7 +234,7 @@ func (s *Sharer) fail(ctx context.Context, err error) {
 	s.status.Errors++
 	s.mu.Unlock()
 	s.Failed(err)
-	pause(ctx, again)
+	pause(ctx, retryDelay)
 	if isStale(err) && s.redial != nil {
 		s.stale.Store(true)
 		s.redial()
@@ -251,20 +251,20 @@ func pause(ctx context.Context, d time.Duration) {
 // readAll reads the stream until the context ends: first its past, then what comes.
 func (s *Sharer) readAll(ctx context.Context) {
 	position, wait := "", time.Duration(0)
-	listed, heard := time.Time{}, time.Now() // heard: the last own word
+	listed, lastOwnEntry := time.Time{}, time.Now()
 	for ctx.Err() == nil {
 		none := true
-		within, end := context.WithTimeout(ctx, readWithin)
+		within, end := context.WithTimeout(ctx, readTimeout)
 		to, err := s.stream.Read(within, position, wait, func(e *Sent) {
 			none = false
 			s.take(e, wait == 0)
 			if e.Router == s.id {
-				heard, wait = time.Now(), beat // what follows is not the past
+				lastOwnEntry, wait = time.Now(), heartbeat // what follows is not the past
 			}
 		})
 		end()
 		now := time.Now()
-		if now.Sub(listed) > beat/2 {
+		if now.Sub(listed) > heartbeat/2 {
 			listed = now
 			for _, p := range s.Follower.Expire(now) {
 				s.Silent(&p)
@@ -279,31 +279,31 @@ func (s *Sharer) readAll(ctx context.Context) {
 			continue
 		}
 		if position = to; none {
-			wait = beat // that was the past
+			wait = heartbeat // that was the past
 		}
-		if now.Sub(heard) > silence && s.speaks(now) {
+		if now.Sub(lastOwnEntry) > silence && s.isAppending(now) {
 			// The server has another stream, on another clock: it was started anew.
 			s.fail(ctx, errors.New("this router's own words are missing in the stream, which it reads anew"))
-			position, wait, heard = "", 0, time.Now()
+			position, wait, lastOwnEntry = "", 0, time.Now()
 		}
 	}
 }
 
-// speaks returns whether the last append was recent and went well.
-func (s *Sharer) speaks(now time.Time) bool {
+// isAppending returns whether the last append was recent and succeeded.
+func (s *Sharer) isAppending(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status.Connected && now.Sub(s.sentAt) < 2*beat
+	return s.status.Connected && now.Sub(s.appendStart) < 2*heartbeat
 }
 
 func (s *Sharer) take(e *Sent, past bool) {
 	now, n := time.Now(), len(e.Entries)+sentBytes
 	s.mu.Lock()
-	s.read++
-	s.size += (float64(n) - s.size) / min(1000, float64(s.read))
+	s.entriesRead++
+	s.meanEntry += (float64(n) - s.meanEntry) / min(1000, float64(s.entriesRead))
 	s.epochBytes += int64(n)
 	if e.Router == s.id {
-		s.status.Late = float64(now.Sub(s.sentAt)) / float64(time.Millisecond)
+		s.status.Late = float64(now.Sub(s.appendStart)) / float64(time.Millisecond)
 	}
 	s.mu.Unlock()
 	if e.Router != s.id {
@@ -329,13 +329,13 @@ func (s *Sharer) countRouters() {
 }
 
 func (s *Sharer) noteJoined(joined *Peer) {
-	first := true // of those that can tell it what all know
+	first := true // of those that can send it what all know
 	for _, p := range s.Follower.Peers() {
 		first = first && (p.ID > s.id || p.ID == joined.ID || !p.Live)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.joined, s.tells, s.stands = true, s.tells || first, true
+	s.peerJoined, s.sendsAll, s.sendsTenants = true, s.sendsAll || first, true
 	select {
 	case s.outlet.wake <- struct{}{}: // at once
 	default:
@@ -344,14 +344,14 @@ func (s *Sharer) noteJoined(joined *Peer) {
 
 // writeAll writes to the stream until the keys change, or the context ends. Then it writes once more.
 func (s *Sharer) writeAll(ctx context.Context) {
-	s.fresh = true
-	tick := time.NewTicker(beat)
+	s.needsRun = true
+	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
-	for beats := true; ; {
-		within, end := context.WithTimeout(ctx, sendWithin)
+	for ticked := true; ; {
+		within, end := context.WithTimeout(ctx, appendTimeout)
 		err := s.write(within, time.Now())
 		changed := false
-		if err == nil && beats {
+		if err == nil && ticked {
 			if changed, err = s.agree(within); err == nil {
 				err = s.stream.Trim(within, s.mostEntries())
 			}
@@ -361,17 +361,17 @@ func (s *Sharer) writeAll(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			s.fresh = true
+			s.needsRun = true
 			s.fail(ctx, err)
 		}
 		select {
 		case <-s.outlet.wake:
-			pause(ctx, max(gather, apart-time.Since(s.sent)))
-			beats = false
+			pause(ctx, max(batchDelay, appendGap-time.Since(s.lastAppend)))
+			ticked = false
 		case <-tick.C:
-			beats = true
+			ticked = true
 		case <-ctx.Done():
-			last, end := context.WithTimeout(context.Background(), beat)
+			last, end := context.WithTimeout(context.Background(), heartbeat)
 			defer end()
 			_ = s.write(last, time.Now())
 			return
@@ -383,26 +383,26 @@ func (s *Sharer) writeAll(ctx context.Context) {
 func (s *Sharer) mostEntries() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return int64(PastBytes / max(s.size, sentBytes))
+	return int64(PastBytes / max(s.meanEntry, sentBytes))
 }
 
-// write sends what there is to tell. It may be nothing: the router lives.
+// write appends an entry with the records that wait. Without any, it is a heartbeat.
 func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.entries.Reset()
 	s.startEpochIfDue(now)
 	s.mu.Lock()
-	stands := s.stands
-	s.stands = false
+	tenants := s.sendsTenants
+	s.sendsTenants = false
 	s.mu.Unlock()
 	s.outlet.Write(&s.encoder, s.Source.Dial)
-	if stands {
+	if tenants {
 		s.Source.Tenants(&s.encoder, now, 0)
 	}
 	s.entries.Write(s.encoder.Entry())
 	s.number++
 	n := s.entries.Len()
 	s.mu.Lock()
-	s.sentAt = now
+	s.appendStart = now
 	s.mu.Unlock()
 	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Epoch: s.epoch, Entries: s.entries.Bytes()})
 	if err != nil || s.entries.Cap() > entriesKept {
@@ -413,7 +413,7 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	if s.status.Lost = s.outlet.Lost(); err != nil {
 		return err
 	}
-	s.sent = now
+	s.lastAppend = now
 	s.status.Connected, s.status.Error = true, ""
 	s.status.Bytes += uint64(n) //nolint:gosec // positive
 	return nil
@@ -422,17 +422,17 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 // startEpochIfDue starts a new epoch if it is time, so that a router that joins understands what follows.
 // If records are lost, a new run begins.
 func (s *Sharer) startEpochIfDue(now time.Time) {
-	if n := s.outlet.Lost(); n > s.lost {
-		s.lost, s.fresh = n, true
+	if n := s.outlet.Lost(); n > s.lostNoticed {
+		s.lostNoticed, s.needsRun = n, true
 	}
 	h := s.head()
 	s.mu.Lock()
 	since := now.Sub(s.epochStart)
-	joined, tells := s.joined && since > minEpoch, s.tells
+	joined, all := s.peerJoined && since > minEpoch, s.sendsAll
 	changed := h.agrees(&s.epochHead) != nil // engines report the size of their blocks
-	due := s.fresh || changed || joined || tells || since > PastTime/2 || s.epochBytes > PastBytes/2
+	due := s.needsRun || changed || joined || all || since > PastTime/2 || s.epochBytes > PastBytes/2
 	if due {
-		s.epochBytes, s.joined, s.tells = 0, false, false
+		s.epochBytes, s.peerJoined, s.sendsAll = 0, false, false
 	}
 	s.mu.Unlock()
 	if !due && !s.encoder.Full() {
@@ -440,14 +440,14 @@ func (s *Sharer) startEpochIfDue(now time.Time) {
 	}
 	used := time.Duration(0)
 	switch {
-	case tells: // all
-	case s.fresh && !s.sent.IsZero():
-		used = now.Sub(s.sent) + beat
+	case all:
+	case s.needsRun && !s.lastAppend.IsZero():
+		used = now.Sub(s.lastAppend) + heartbeat
 	default:
 		used = -1
 	}
-	if s.fresh {
-		s.fresh = false
+	if s.needsRun {
+		s.needsRun = false
 		s.encoder.NewRun()
 	}
 	s.epochStart, s.epochHead, s.epoch = now, *h, s.number+1

@@ -305,9 +305,9 @@ func TestStreamsFail(t *testing.T) {
 		m.set(harm.mend)
 		eventually(t, "its requests stay", func() bool { return b.running(hosts[0]).Requests == 0 })
 		l = a.book(hosts[1], prompt)
-		eventually(t, "it tells nothing any more", func() bool { return b.running(hosts[1]).Requests == 1 && b.overlap(hosts[1], prompt) == 1600 })
+		eventually(t, "it sends nothing any more", func() bool { return b.running(hosts[1]).Requests == 1 && b.overlap(hosts[1], prompt) == 1600 })
 		l.End(true, nil)
-		eventually(t, "it tells no end", func() bool { return b.running(hosts[1]).Requests == 0 })
+		eventually(t, "it sends no end", func() bool { return b.running(hosts[1]).Requests == 0 })
 	}
 	other := startRouter(t, m, "other", 32)
 	eventually(t, "routers with other blocks are not refused", func() bool {
@@ -373,26 +373,26 @@ func TestClocksMayDiffer(t *testing.T) {
 		s, f := aFollower()
 		var e Encoder
 		number := uint64(0)
-		tell := func(now time.Time) {
+		send := func(now time.Time) {
 			o.Write(&e, named)
 			number++
 			f.Take(now, &Sent{Router: 1, Number: number, Entries: e.Entry()}, false)
 		}
 		now := time.Now()
 		e.StartEpoch(now.Add(ahead), new(Head))
-		tell(now.Add(50 * time.Millisecond)) // its epoch starts late
+		send(now.Add(50 * time.Millisecond)) // its epoch starts late
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
 			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Findings: cache.Findings{Tokens: 3200}}, true, 0, kvscore.PhaseWhole)
 			late := time.Duration(i%2) * 30 * time.Millisecond
-			if late == 0 { // else both are told at once
-				tell(now)
+			if late == 0 { // else both are sent at once
+				send(now)
 			}
 			j.Answered(id, now.Add(ahead+100*time.Millisecond), kvscore.SignFirstToken, 0)
 			j.Clock = func() time.Time { return now.Add(ahead + 100*time.Millisecond) }
 			j.Ended(id, true, 1, kvscore.Counts{Prompt: 3200, CachedReported: true}, nil)
-			tell(now.Add(100*time.Millisecond + late))
+			send(now.Add(100*time.Millisecond + late))
 		}
 		if took, n := s.Stats().Latency.Prefill(3200, 0, 0), s.Stats().Timings; n != 30 || took < 95 || took > 105 {
 			t.Errorf("clock %v ahead: %d prefills took %.0f ms", ahead, n, took)
@@ -433,7 +433,7 @@ func FuzzFollow(f *testing.F) {
 			follower.Take(time.Now(), &Sent{Router: i, Number: 1, Entries: entryOf(b)}, i == 0)
 			follower.Take(time.Now(), &Sent{Router: i, Number: 2, Entries: b}, i == 0)
 			if n := follower.bytes(); n > follower.Memory {
-				t.Errorf("%d bytes are kept of %d that were told", n, len(b))
+				t.Errorf("%d bytes are kept of %d that were sent", n, len(b))
 			}
 		}
 		follower.Close()
@@ -448,23 +448,23 @@ func FuzzFollow(f *testing.F) {
 	})
 }
 
-// TestPayers tells another router of the payer of a request, until its end.
+// TestPayers sends another router the payer of a request, until its end.
 func TestPayers(t *testing.T) {
 	_, f := aFollower()
 	var j Journal
 	o := j.Open(true)
 	var e Encoder
 	n := uint64(0)
-	tell := func() {
+	send := func() {
 		o.Write(&e, named)
 		n++
 		f.Take(time.Now(), &Sent{Router: 1, Number: n, Entries: e.Entry()}, false)
 	}
 	e.StartEpoch(time.Now(), new(Head))
-	var told []Payer
+	var payers []Payer
 	over := 0
 	f.Pays = func(by *Payer, l *kvscore.Lease) func() {
-		if told = append(told, *by); l.Target() != hosts[1] {
+		if payers = append(payers, *by); l.Target() != hosts[1] {
 			t.Errorf("on %v", l.Target())
 		}
 		return func() { over++ }
@@ -473,11 +473,11 @@ func TestPayers(t *testing.T) {
 	p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
 	id := j.Booked(time.Now(), hosts[1], p, &cache.View{Findings: cache.Findings{Tokens: 160}}, true, 0, kvscore.PhaseWhole)
 	j.Paid(id, &want)
-	if tell(); len(told) != 1 || told[0] != want || over != 0 {
-		t.Fatalf("told %+v, %d are over", told, over)
+	if send(); len(payers) != 1 || payers[0] != want || over != 0 {
+		t.Fatalf("payers %+v, %d are over", payers, over)
 	}
 	j.Ended(id, true, 1, kvscore.Counts{}, nil)
-	if tell(); over != 1 {
+	if send(); over != 1 {
 		t.Errorf("%d are over", over)
 	}
 }
@@ -512,7 +512,7 @@ func TestLostEpochStart(t *testing.T) {
 		e.Worker(at, second, named(second))
 		epoch = n + 1
 	}
-	tell := func(lost bool) {
+	send := func(lost bool) {
 		o.Write(&e, named)
 		n++
 		if b := e.Entry(); !lost {
@@ -529,17 +529,17 @@ func TestLostEpochStart(t *testing.T) {
 	}
 	e.NewRun()
 	startEpoch(1, 2)
-	tell(false)
+	send(false)
 	startEpoch(2, 1)
-	tell(true)
+	send(true)
 	book()
-	tell(false)
+	send(false)
 	if n := requests(hosts[0]) + requests(hosts[1]); n != 0 {
 		t.Errorf("%d requests count, and nobody knows where they are", n)
 	}
 	startEpoch(2, 1)
 	book()
-	tell(false)
+	send(false)
 	if requests(hosts[0]) != 0 || requests(hosts[1]) != 1 {
 		t.Errorf("%d and %d requests, want 0 and 1", requests(hosts[0]), requests(hosts[1]))
 	}
@@ -618,11 +618,11 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			for i := range 100 {
 				book(&good, i, hosts[1], 10)
 				f.Take(now, &Sent{Router: 1, Number: uint64(i + 1), Entries: good.Entry()}, false)
-				var told bytes.Buffer
-				bad.out = func(b []byte) { told.Write(b) }
+				var sent bytes.Buffer
+				bad.out = func(b []byte) { sent.Write(b) }
 				grow(&bad, i)
-				told.Write(bad.Entry())
-				f.Take(now, &Sent{Router: 2, Number: uint64(i + 1), Entries: told.Bytes()}, false)
+				sent.Write(bad.Entry())
+				f.Take(now, &Sent{Router: 2, Number: uint64(i + 1), Entries: sent.Bytes()}, false)
 				most = max(most, f.bytes())
 				refused = refused || f.peers[2].Refused != ""
 			}
@@ -658,7 +658,7 @@ func TestServerStartsAnew(t *testing.T) {
 	read := func() uint64 {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return a.read
+		return a.entriesRead
 	}
 	eventually(t, "the past is not read", func() bool { return read() > 1000 })
 	m.set(func() { m.sent = nil })

@@ -39,7 +39,7 @@ const readAtOnce = 512
 // DialValkey connects to a server. All keys begin with the prefix, and are those of the pool.
 func DialValkey(o valkey.ClientOption, prefix, pool string) (*Valkey, error) {
 	o.DisableCache, o.DisableRetry = true, true // a command that was sent twice is two entries
-	o.Dialer.Timeout, o.ConnWriteTimeout = sendWithin, 2*sendWithin
+	o.Dialer.Timeout, o.ConnWriteTimeout = appendTimeout, 2*appendTimeout
 	o.ClientName = "kv_router"
 	client, err := valkey.NewClient(o)
 	if err != nil {
