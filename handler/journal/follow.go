@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// silence is the time after which a router that tells nothing has ended. Each tells something
-	// once a second.
+	// silence is the time after which a router without entries has ended. Each sends one a heartbeat.
 	silence = 5 * time.Second
 	// remembered is how long a silent router stays in lists.
 	remembered = 5 * time.Minute
@@ -58,20 +57,19 @@ type Follower struct {
 	// if that is less.
 	Memory int64
 
-	// Began is told of each request that begins on a worker. It returns what is called at the end. It
-	// may be nil.
+	// Began gets the worker of each request that begins. It returns what is called at the end. It may be nil.
 	Began func(worker uint64) (over func())
-	// Pays is told who pays for a request. It returns what is called after its end. It may be nil.
+	// Pays gets who pays for a request. It returns what is called after its end. It may be nil.
 	Pays func(*Payer, *kvscore.Lease) (over func())
 	// Refused gets each router that is not followed for a while.
 	Refused func(*Peer)
-	// Joined gets each router that has begun to tell while this one followed.
+	// Joined gets each router that has sent its first epoch while this one followed.
 	Joined func(*Peer)
 
-	peers     map[uint64]*peer
-	others    int64 // bytes of all but the one that is read
-	selection kvscore.Selection
-	blocks    []uint64
+	peers      map[uint64]*peer
+	otherBytes int64 // of all peers but the one that is read
+	selection  kvscore.Selection
+	blocks     []uint64
 }
 
 // Peer is how another router fares.
@@ -105,22 +103,22 @@ func (p *Peer) State() string {
 
 type peer struct {
 	Peer
-	decoder Decoder
-	number  uint64
-	epoch   uint64            // the number with which the current one started
-	head    Head              // of the epoch; zero before the first one
-	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or the start of its epoch is unknown
-	greeted bool
-	refused time.Time // since when; zero if it is not
-	told    bool      // that was told Refused
+	decoder         Decoder
+	number          uint64
+	epoch           uint64            // the number with which the current one started
+	head            Head              // of the epoch; zero before the first one
+	workers         map[uint64]uint64 // ids here, by those there; nil while it is refused, or the start of its epoch is unknown
+	headSeen        bool
+	refusedSince    time.Time // zero if it is not refused
+	refusalReported bool      // to Follower.Refused
 
-	// ahead is the least of own clock less the router's, in milliseconds, in this epoch.
-	ahead    int64
-	compared bool
+	// clockLag is the least of own clock less the router's, in milliseconds, in this epoch.
+	clockLag int64
+	lagKnown bool
 }
 
-// Take applies what another router has sent. behind says that it is of the past.
-func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
+// Take applies what another router has sent. past: it was sent before this router read the stream.
+func (f *Follower) Take(now time.Time, s *Sent, past bool) {
 	p := f.peers[s.Router]
 	if p == nil {
 		if len(f.peers) >= maxPeers {
@@ -147,34 +145,34 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	if f.Memory == 0 {
 		f.Memory = min(4*PastBytes, debug.SetMemoryLimit(-1)/8)
 	}
-	f.others = f.bytes() - p.decoder.bytes()
+	f.otherBytes = f.bytes() - p.decoder.bytes()
 	first := true
 	_, _ = p.decoder.Read(bytes.NewReader(s.Entries), func(r *Record) bool { // a buffer has no errors
-		if first && !behind {
+		if first && !past {
 			p.compareClocks(now, r)
 			first = false
 		}
 		if h, starts := r.Body.(*Head); starts {
-			f.startEpoch(p, h, behind)
+			f.startEpoch(p, h, past)
 		} else if p.workers != nil || r.Kind == KindQuota || r.Kind == KindTenant {
 			// it is not refused, and the start of its epoch is known; what tenants use counts in any case
-			f.apply(p, r, now.Add(-p.late(now, r.At, behind)), behind)
+			f.apply(p, r, now.Add(-p.late(now, r.At, past)), past)
 		}
 		return true
 	})
-	if !p.greeted && p.decoder.Damage.Entries > 0 && p.refused.IsZero() {
-		p.Refused, p.refused = "what it tells is damaged, or of another version", now
+	if !p.headSeen && p.decoder.Damage.Entries > 0 && p.refusedSince.IsZero() {
+		p.Refused, p.refusedSince = "what it tells is damaged, or of another version", now
 	}
 }
 
 // renew makes a router one of which nothing is known. It is followed again from its next epoch on.
 func (f *Follower) renew(p *peer) {
 	f.forget(p)
-	p.decoder, p.workers = Decoder{Lost: p.lost}, nil
+	p.decoder, p.workers = Decoder{Lost: p.abort}, nil
 	p.decoder.grown = func() {
-		if f.others+p.decoder.bytes() > f.Memory {
-			f.relieve()
-			f.others = f.bytes() - p.decoder.bytes()
+		if f.otherBytes+p.decoder.bytes() > f.Memory {
+			f.evict()
+			f.otherBytes = f.bytes() - p.decoder.bytes()
 		}
 	}
 }
@@ -191,8 +189,8 @@ func (f *Follower) bytes() (n int64) {
 	return n
 }
 
-// relieve gives up routers until the rest is within the memory.
-func (f *Follower) relieve() {
+// evict gives up routers until the rest is within the memory.
+func (f *Follower) evict() {
 	weight := func(p *peer) int64 {
 		if n := p.decoder.bytes(); p.Live || n == 0 {
 			return n
@@ -204,7 +202,7 @@ func (f *Follower) relieve() {
 			return cmp.Compare(weight(a), weight(b))
 		})
 		f.renew(worst)
-		worst.Refused, worst.refused = "it tells more than there is memory for", worst.Seen
+		worst.Refused, worst.refusedSince = "it tells more than there is memory for", worst.Seen
 	}
 }
 
@@ -212,53 +210,53 @@ func (f *Follower) relieve() {
 // anew in each epoch.
 func (p *peer) compareClocks(now time.Time, r *Record) {
 	d := now.UnixMilli() - r.At.UnixMilli()
-	if r.Kind == KindEpoch || !p.compared {
-		p.ahead, p.compared = d, true
+	if r.Kind == KindEpoch || !p.lagKnown {
+		p.clockLag, p.lagKnown = d, true
 	}
-	p.ahead = min(p.ahead, d)
-	p.Late = float64(d - p.ahead)
+	p.clockLag = min(p.clockLag, d)
+	p.Late = float64(d - p.clockLag)
 }
 
 // late returns how long ago the time of a record was.
-func (p *peer) late(now, at time.Time, behind bool) time.Duration {
+func (p *peer) late(now, at time.Time, past bool) time.Duration {
 	d := now.UnixMilli() - at.UnixMilli()
-	if !behind {
-		d -= p.ahead
+	if !past {
+		d -= p.clockLag
 	}
 	return min(max(0, time.Duration(d)*time.Millisecond), maxLate)
 }
 
-// lost ends the lease of a request whose end will not be told.
-func (p *peer) lost(b *Booking) {
-	if l := p.taken(b); l != nil {
+// abort ends the lease of a request whose end will not come.
+func (p *peer) abort(b *Booking) {
+	if l := p.takeLease(b); l != nil {
 		l.End(false, nil)
-		b.settle()
+		b.callAfterEnd()
 	}
 }
 
-// settle ends what a Follower's Pays has begun.
-func (b *Booking) settle() {
-	if b.paid != nil {
-		b.paid()
-		b.paid = nil
+// callAfterEnd ends what a Follower's Pays has begun.
+func (b *Booking) callAfterEnd() {
+	if b.afterEnd != nil {
+		b.afterEnd()
+		b.afterEnd = nil
 	}
 }
 
-// taken takes the lease of a request that ends; nil if it has none.
-func (p *peer) taken(b *Booking) *kvscore.Lease {
+// takeLease takes the lease of a request that ends; nil if it has none.
+func (p *peer) takeLease(b *Booking) *kvscore.Lease {
 	l := b.lease
 	if l == nil {
 		return nil
 	}
 	b.lease = nil
 	p.Requests--
-	if b.over != nil {
-		b.over()
+	if b.onEnd != nil {
+		b.onEnd()
 	}
 	return l
 }
 
-func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
+func (f *Follower) apply(p *peer, r *Record, at time.Time, past bool) {
 	id, known := p.workers[r.Target.Worker]
 	if r.Kind.ofWorker() && !known {
 		return
@@ -276,8 +274,8 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 			answered(l, b, at)
 		}
 	case *Payer:
-		if of := r.Booking; of.lease != nil && of.paid == nil && f.Pays != nil {
-			of.paid = f.Pays(b, of.lease)
+		if of := r.Booking; of.lease != nil && of.afterEnd == nil && f.Pays != nil {
+			of.afterEnd = f.Pays(b, of.lease)
 		}
 	case *End:
 		f.ended(p, r.Booking, b, at)
@@ -286,11 +284,11 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 			f.bound(r.Kind, b)
 		}
 	case *State:
-		if behind { // later, this router learns itself
+		if past { // later, this router learns itself
 			f.Other(r, 0)
 		}
 	case *quota.Change:
-		if behind { // others or the log know as a whole what was used before this router came
+		if past { // others or the log know as a whole what was used before this router came
 			b.Requests, b.Tokens = 0, 0
 		}
 		f.Limits.Apply(p.ID, at, *b)
@@ -302,25 +300,25 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 }
 
 // startEpoch starts a router's epoch, maybe of a new run.
-func (f *Follower) startEpoch(p *peer, h *Head, behind bool) {
+func (f *Follower) startEpoch(p *peer, h *Head, past bool) {
 	if p.head.Run != h.Run {
 		f.Limits.Gone(p.ID)
 	}
-	strange := !p.greeted || p.Refused != "" || p.head.agrees(h) != nil // then it may have refused this router
+	strange := !p.headSeen || p.Refused != "" || p.head.agrees(h) != nil // then it may have refused this router
 	p.Name, p.Refused, p.head = h.Name, "", *h
 	if err := f.Refuse(h); err != nil {
 		p.Refused, p.workers = err.Error(), nil
 		f.forget(p)
-		if p.refused.IsZero() {
-			p.refused = p.Seen
+		if p.refusedSince.IsZero() {
+			p.refusedSince = p.Seen
 		}
 	} else {
-		p.workers, p.epoch, p.refused = make(map[uint64]uint64), p.number, time.Time{}
+		p.workers, p.epoch, p.refusedSince = make(map[uint64]uint64), p.number, time.Time{}
 	}
-	if strange && p.Refused == "" && !behind {
+	if strange && p.Refused == "" && !past {
 		f.Joined(&p.Peer)
 	}
-	p.greeted = true
+	p.headSeen = true
 }
 
 func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
@@ -341,7 +339,7 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	p.Requests++
 	p.Told++
 	if f.Began != nil {
-		b.over = f.Began(worker)
+		b.onEnd = f.Began(worker)
 	}
 }
 
@@ -357,7 +355,7 @@ func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 }
 
 func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
-	l := p.taken(b)
+	l := p.takeLease(b)
 	if l == nil {
 		return
 	}
@@ -370,7 +368,7 @@ func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
 	l.Output(at, e.Output)
 	l.Counted(n)
 	l.End(e.Computed, answer)
-	b.settle()
+	b.callAfterEnd()
 }
 
 func (f *Follower) bound(k Kind, b *affinity.Saved) {
@@ -393,11 +391,11 @@ func (f *Follower) Expire(now time.Time) (silent []Peer) {
 			p.Live = false
 			silent = append(silent, p.Peer)
 		}
-		if p.Live && !p.told && !p.refused.IsZero() && now.Sub(p.refused) > silence { // at a start, sizes may change
-			p.told = true
+		if p.Live && !p.refusalReported && !p.refusedSince.IsZero() && now.Sub(p.refusedSince) > silence { // at a start, sizes may change
+			p.refusalReported = true
 			f.Refused(&p.Peer)
 		}
-		if age > remembered || age > silence && !p.greeted {
+		if age > remembered || age > silence && !p.headSeen {
 			delete(f.peers, id)
 		}
 	}

@@ -199,16 +199,16 @@ func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 }
 
 type keeper struct {
-	outlet      *Outlet
-	log         *Log
-	source      *Source
-	encoder     Encoder
-	news        bool   // since the last state
-	gap         bool   // records are lost; bindings may be missing
-	lostNoticed uint64 // of the journal's lost records
-	lastState   time.Time
-	retry       time.Time // not before
-	entries     bytes.Buffer
+	outlet       *Outlet
+	log          *Log
+	source       *Source
+	encoder      Encoder
+	unsavedState bool   // there are records since lastState
+	gap          bool   // records are lost; bindings may be missing
+	lostNoticed  uint64 // of the journal's lost records
+	lastState    time.Time
+	retry        time.Time // not before
+	entries      bytes.Buffer
 }
 
 func (k *keeper) write(now time.Time) {
@@ -221,10 +221,10 @@ func (k *keeper) write(now time.Time) {
 		k.source.Bindings(&k.encoder, now, 0)
 	}
 	if k.outlet.Write(&k.encoder, k.source.Dial) {
-		k.news = true
+		k.unsavedState = true
 	}
-	if k.news && now.Sub(k.lastState) >= stateEvery {
-		k.lastState, k.news = now, false
+	if k.unsavedState && now.Sub(k.lastState) >= stateEvery {
+		k.lastState, k.unsavedState = now, false
 		k.encoder.Write(&Record{Kind: KindState, At: now, Body: k.source.State()}, nil)
 	}
 	k.flush()

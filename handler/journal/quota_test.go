@@ -45,11 +45,11 @@ func newLimited(t *testing.T, id uint64, ahead time.Duration, at time.Time) *lim
 }
 
 // send has another router read what this one has to send.
-func (r *limitedRouter) send(to *limitedRouter, at time.Time, behind bool) *Sent {
+func (r *limitedRouter) send(to *limitedRouter, at time.Time, past bool) *Sent {
 	r.outlet.Write(&r.encoder, named)
 	r.sent++
 	s := &Sent{Router: r.id, Number: r.sent, Entries: bytes.Clone(r.encoder.Entry())}
-	to.Take(at.Add(to.ahead), s, behind)
+	to.Take(at.Add(to.ahead), s, past)
 	return s
 }
 

@@ -189,9 +189,9 @@ type Booking struct {
 	// Phase is what the target does of the request.
 	Phase kvscore.Phase `cbor:"7,keyasint,omitempty"`
 
-	lease *kvscore.Lease // of a Follower
-	over  func()         // the same: see its Began
-	paid  func()         // the same: see its Pays
+	lease    *kvscore.Lease // of a Follower
+	onEnd    func()         // see Follower.Began
+	afterEnd func()         // see Follower.Pays
 }
 
 // Answered is the first sign that the prefill of a request is over.

@@ -635,7 +635,7 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			f.Expire(now.Add(silence / 2)) // both speak
 			f.peers[2].Live = false
 			f.Memory = f.bytes() - 1
-			if f.relieve(); f.peers[1].Refused != "" || f.peers[2].decoder.bytes() != 0 {
+			if f.evict(); f.peers[1].Refused != "" || f.peers[2].decoder.bytes() != 0 {
 				t.Error("a silent router is kept, and another one given up")
 			}
 			f.Close()
