@@ -41,20 +41,20 @@ func Read(from io.Reader, each func(*Record) bool) (whole int64, skipped Damage,
 // Decoder reads the entries of one router. The zero value is ready for use.
 type Decoder struct {
 	Damage Damage
-	// Lost, if it is not nil, gets each request whose end will not be told.
-	Lost func(*Booking)
+	// Aborted, if it is not nil, gets each request whose end will not come.
+	Aborted func(*Booking)
 	// grown, if it is not nil, is called after each record. It may replace the decoder by another.
 	grown func()
 
-	rest    []byte // of the entry
-	common  common // of the record
-	base    int64
-	last    uint64
-	run     uint64
-	workers map[uint64]bool // those with an address
-	prompts []*Prompt       // by number; nil where one is unknown, and at 0
-	held    int64           // bytes of prompts, at least of those that are still in use
-	open    map[uint64]*Booking
+	rest         []byte // of the entry
+	common       common // of the record
+	base         int64
+	lastRequest  uint64
+	run          uint64
+	workers      map[uint64]bool // those with an address
+	prompts      []*Prompt       // by number; nil where one is unknown, and at 0
+	promptMemory int64           // bytes of prompts, at least of those that are still in use
+	open         map[uint64]*Booking
 }
 
 // Read passes the records of entries to each, until each returns false. A record is valid during the
@@ -92,9 +92,9 @@ func (d *Decoder) Read(from io.Reader, each func(*Record) bool) (whole int64, er
 
 // Forget gives up the requests that have not ended.
 func (d *Decoder) Forget() {
-	if d.Lost != nil {
+	if d.Aborted != nil {
 		for _, b := range d.open {
-			d.Lost(b)
+			d.Aborted(b)
 		}
 	}
 	d.open = make(map[uint64]*Booking)
@@ -115,7 +115,7 @@ func (d *Decoder) entry(b []byte) bool {
 	if len(body) < headBytes-4 || body[0] != version || xxh3.Hash(body) != binary.LittleEndian.Uint64(sum) {
 		return false
 	}
-	d.base, d.last = int64(binary.LittleEndian.Uint64(body[1:])), 0 //nolint:gosec // as it was written
+	d.base, d.lastRequest = int64(binary.LittleEndian.Uint64(body[1:])), 0 //nolint:gosec // as it was written
 	n := 1 + int(binary.LittleEndian.Uint32(body[9:]))
 	if d.workers == nil {
 		n = 1 // before KindEpoch, no record is usable
@@ -150,7 +150,7 @@ func (d *Decoder) next(to *Record) bool {
 			d.Damage.Records++
 			return false
 		}
-		if d.record(to) {
+		if d.link(to) {
 			return true
 		}
 	}
@@ -163,20 +163,20 @@ func (d *Decoder) decode(to *Record) bool {
 	if d.rest, err = decoding.UnmarshalFirst(d.rest[1:], &d.common); err != nil {
 		return false
 	}
-	d.last += uint64(d.common.Request) //nolint:gosec // wraps around
+	d.lastRequest += uint64(d.common.Request) //nolint:gosec // wraps around
 	if int(to.Kind) >= len(bodies) || to.Kind == 0 {
 		d.rest, err = decoding.UnmarshalFirst(d.rest, new(cbor.RawMessage))
 		return err == nil
 	}
 	to.Body = bodies[to.Kind]()
 	d.rest, err = decoding.UnmarshalFirst(d.rest, to.Body)
-	to.At, to.Request = time.UnixMilli(d.base+d.common.After), d.last
+	to.At, to.Request = time.UnixMilli(d.base+d.common.After), d.lastRequest
 	to.Target = kvscore.Target{Worker: d.common.Worker, Rank: d.common.Rank}
 	return err == nil && isSound(to.Body)
 }
 
-// record links a record to those before. It returns false if its kind, worker or request is unknown.
-func (d *Decoder) record(r *Record) (usable bool) {
+// link links a record to those before. It returns false if its kind, worker or request is unknown.
+func (d *Decoder) link(r *Record) (usable bool) {
 	known := d.workers[r.Target.Worker] // else the entry with its address is lost
 	switch b := r.Body.(type) {
 	case *Head:
@@ -185,35 +185,35 @@ func (d *Decoder) record(r *Record) (usable bool) {
 			d.run = b.Run
 			d.Forget()
 		}
-		d.held = d.inUse()
+		d.promptMemory = d.inUse()
 	case *Address:
 		if d.workers == nil || len(d.workers) == maxWorkers {
 			return false
 		}
 		d.workers[r.Target.Worker] = true
 	case *Booking:
-		d.booked(r, b, known)
+		d.linkBooking(r, b, known)
 		return known
 	case *Answered, *Payer, *End: // unknown if it began before the log
 		if r.Booking = d.open[r.Request]; r.Booking != nil {
 			r.Target = r.Booking.Target
 		}
 		if end, over := b.(*End); over {
-			d.ended(r, end)
+			d.linkEnd(r, end)
 		}
 		return r.Booking != nil
 	}
 	return r.Body != nil && (known || !r.Kind.ofWorker())
 }
 
-func (d *Decoder) booked(r *Record, b *Booking, known bool) {
+func (d *Decoder) linkBooking(r *Record, b *Booking, known bool) {
 	b.At, b.Target, r.Booking = r.At, r.Target, b
 	if p := b.Prompt; p != nil { // also without a worker, so that the numbers stay right
-		var up *Prompt
-		if p.Of < len(d.prompts) {
-			up = d.prompts[p.Of]
+		var parent *Prompt
+		if p.ParentNumber < len(d.prompts) {
+			parent = d.prompts[p.ParentNumber]
 		}
-		b.Prompt = d.add(p, up)
+		b.Prompt = d.add(p, parent)
 	}
 	if !known {
 		return
@@ -221,8 +221,8 @@ func (d *Decoder) booked(r *Record, b *Booking, known bool) {
 	if len(d.open) == maxOpen {
 		d.Forget() // no router has so many requests
 	}
-	if twice := d.open[r.Request]; twice != nil && d.Lost != nil {
-		d.Lost(twice)
+	if twice := d.open[r.Request]; twice != nil && d.Aborted != nil {
+		d.Aborted(twice)
 	}
 	d.open[r.Request] = b
 }
@@ -231,15 +231,15 @@ func (d *Decoder) booked(r *Record, b *Booking, known bool) {
 const maxOpen = 1 << 20
 
 // add gives a prompt its number, and what it shares with an earlier one. It returns nil if that is unknown.
-func (d *Decoder) add(p, up *Prompt) *Prompt {
+func (d *Decoder) add(p, parent *Prompt) *Prompt {
 	switch {
-	case p.Len() > maxBlocks, p.Shares > 0 && (up == nil || p.Shares > up.Len() || up.depth >= maxDepth):
+	case p.Len() > maxBlocks, p.Shares > 0 && (parent == nil || p.Shares > parent.Len() || parent.depth >= maxDepth):
 		p = nil
-	case up != nil:
-		p.up, p.Root, p.depth = up, up.Root, up.depth+1
+	case parent != nil:
+		p.parent, p.Root, p.depth = parent, parent.Root, parent.depth+1
 	}
 	if d.prompts = append(d.prompts, p); p != nil {
-		d.held += p.bytes()
+		d.promptMemory += p.bytes()
 	}
 	return p
 }
@@ -251,13 +251,13 @@ const promptBytes, bookingBytes, workerBytes = 104, 1 << 10, 100
 func (p *Prompt) bytes() int64 { return promptBytes + int64(len(p.Blocks)) }
 
 func (d *Decoder) bytes() int64 {
-	return d.held + 8*int64(cap(d.prompts)) + bookingBytes*int64(len(d.open)) + workerBytes*int64(len(d.workers))
+	return d.promptMemory + 8*int64(cap(d.prompts)) + bookingBytes*int64(len(d.open)) + workerBytes*int64(len(d.workers))
 }
 
 func (d *Decoder) inUse() (n int64) {
 	seen := make(map[*Prompt]bool)
 	for _, b := range d.open {
-		for p := b.Prompt; p != nil && !seen[p]; p = p.up {
+		for p := b.Prompt; p != nil && !seen[p]; p = p.parent {
 			seen[p] = true
 			n += p.bytes()
 		}
@@ -265,7 +265,7 @@ func (d *Decoder) inUse() (n int64) {
 	return n
 }
 
-func (d *Decoder) ended(r *Record, end *End) {
+func (d *Decoder) linkEnd(r *Record, end *End) {
 	delete(d.open, r.Request)
 	answer := end.Answer
 	if answer == nil {
@@ -320,6 +320,6 @@ func isSound(body any) bool {
 }
 
 func (p *Prompt) isSound() bool {
-	return p == nil || p.Of >= 0 && p.Shares >= 0 && p.Shares <= maxBlocks && len(p.Blocks)%8 == 0 &&
+	return p == nil || p.ParentNumber >= 0 && p.Shares >= 0 && p.Shares <= maxBlocks && len(p.Blocks)%8 == 0 &&
 		p.Weight >= 0 && p.Weight <= math.MaxInt32 && p.Past >= 0 && p.Past <= 1
 }

@@ -25,9 +25,9 @@ var encoding, _ = cbor.EncOptions{ // the error is that of wrong options
 
 // Encoder writes records of one run into entries. The zero value is ready for StartEpoch.
 type Encoder struct {
-	base  int64        // the entry's time, Unix milliseconds
-	last  uint64       // number of its last request
-	entry bytes.Buffer // its head and its records
+	base        int64        // the entry's time, Unix milliseconds
+	lastRequest uint64       // number of its last request
+	entry       bytes.Buffer // its head and its records
 
 	// scratch
 	common  common
@@ -43,7 +43,7 @@ type Encoder struct {
 	workers map[uint64]bool // those with an address
 	prompts int             // of the epoch
 	marks   map[uint64]mark
-	open    map[uint64]told // requests that have not ended
+	open    map[uint64]openPrompt // requests that have not ended
 	out     func(entry []byte)
 }
 
@@ -58,8 +58,8 @@ type place struct {
 	blocks int
 }
 
-// told is the prompt of a request that has not ended.
-type told struct {
+// openPrompt is the prompt of a request that has not ended.
+type openPrompt struct {
 	prompt, blocks, depth int
 	rest                  []uint64 // of the blocks, those behind the last place of markEvery
 	whole                 uint64   // hash of all before
@@ -101,21 +101,21 @@ func (e *Encoder) Write(r *Record, blocks []uint64) {
 	}
 	at := r.At.UnixMilli()
 	if e.entry.Len() == 0 {
-		e.base, e.last = at, 0
+		e.base, e.lastRequest = at, 0
 		head := append(make([]byte, 4, headBytes), version)
 		head = binary.LittleEndian.AppendUint64(head, uint64(at))                //nolint:gosec // restored as it was
 		e.entry.Write(binary.LittleEndian.AppendUint32(head, uint32(e.prompts))) //nolint:gosec // bounded
 	}
 	e.common = common{After: at - e.base, Worker: r.Target.Worker, Rank: r.Target.Rank}
 	if r.Request != 0 {
-		e.common.Request = int64(r.Request - e.last) //nolint:gosec // wraps around
-		e.last = r.Request
+		e.common.Request = int64(r.Request - e.lastRequest) //nolint:gosec // wraps around
+		e.lastRequest = r.Request
 	}
 	switch b := body.(type) {
 	case *Booking:
-		body = e.booked(r.Request, b, blocks[:min(len(blocks), maxBlocks)])
+		body = e.encodeBooking(r.Request, b, blocks[:min(len(blocks), maxBlocks)])
 	case *End:
-		body = e.ended(r.Request, b, blocks)
+		body = e.encodeEnd(r.Request, b, blocks)
 	}
 	before := e.entry.Len()
 	e.entry.WriteByte(byte(r.Kind))
@@ -134,7 +134,7 @@ func (e *Encoder) NewRun() { e.run, e.open = rand.Uint64(), nil } //nolint:gosec
 func (e *Encoder) StartEpoch(at time.Time, h *Head) {
 	e.workers, e.marks = make(map[uint64]bool), make(map[uint64]mark)
 	if e.prompts = 0; e.open == nil {
-		e.open = make(map[uint64]told)
+		e.open = make(map[uint64]openPrompt)
 	}
 	own := *h
 	own.Run = e.run
@@ -150,21 +150,21 @@ func (e *Encoder) Worker(at time.Time, id uint64, dial string) {
 	e.Write(&Record{Kind: KindWorker, At: at, Target: kvscore.Target{Worker: id}, Body: new(Address(dial))}, nil)
 }
 
-// booked gives the prompt of a booking a number, and what it shares with an earlier one.
-func (e *Encoder) booked(request uint64, of *Booking, blocks []uint64) *Booking {
+// encodeBooking gives the prompt of a booking a number, and what it shares with an earlier one.
+func (e *Encoder) encodeBooking(request uint64, from *Booking, blocks []uint64) *Booking {
 	b, p := &e.booking, &e.prompt
-	*b = *of
+	*b = *from
 	if b.Prompt = nil; len(blocks) == 0 {
 		return b
 	}
-	*p, b.Prompt = *of.Prompt, p
+	*p, b.Prompt = *from.Prompt, p
 	shared := e.share(p.Root, b.Matched, blocks)
-	if p.Of, p.Shares = int(shared.prompt), int(shared.blocks); p.Of > 0 {
+	if p.ParentNumber, p.Shares = int(shared.prompt), int(shared.blocks); p.ParentNumber > 0 {
 		p.Root = 0
 	}
 	p.Blocks = e.pack(blocks[p.Shares:])
 	rest := blocks[len(blocks)/markEvery*markEvery:]
-	t := told{e.prompts, len(blocks), int(shared.depth) + 1, slices.Clone(rest), e.whole}
+	t := openPrompt{e.prompts, len(blocks), int(shared.depth) + 1, slices.Clone(rest), e.whole}
 	for _, at := range e.path {
 		if _, known := e.marks[at.hash]; !known && at.blocks > p.Shares {
 			e.mark(at, &t)
@@ -184,7 +184,7 @@ func (e *Encoder) pack(blocks []uint64) []byte {
 	return e.packed
 }
 
-func (e *Encoder) mark(at place, t *told) {
+func (e *Encoder) mark(at place, t *openPrompt) {
 	e.marks[at.hash] = mark{uint32(t.prompt), uint32(at.blocks), uint16(t.depth)} //nolint:gosec // bounded
 }
 
@@ -230,17 +230,17 @@ func span(hash uint64, blocks []uint64) uint64 {
 	return cache.Mix(cache.Mix(cache.Mix(cache.Mix(x[0])^x[1])^x[2])^x[3]) + uint64(len(blocks)) //nolint:gosec // positive
 }
 
-// ended gives the answer of a request a number, and what its prompt's others can share with it. blocks are
+// encodeEnd gives the answer of a request a number, and what its prompt's others can share with it. blocks are
 // those of the answer, behind those of the prompt.
-func (e *Encoder) ended(request uint64, of *End, blocks []uint64) *End {
+func (e *Encoder) encodeEnd(request uint64, from *End, blocks []uint64) *End {
 	t, known := e.open[request]
 	delete(e.open, request)
 	end, answer := &e.end, &e.prompt
-	*end = *of
+	*end = *from
 	if end.Answer = nil; !known || !end.Computed || len(blocks) == 0 || t.blocks+len(blocks) > maxBlocks || t.depth >= maxDepth {
 		return end
 	}
-	*answer, end.Answer = *of.Answer, answer
+	*answer, end.Answer = *from.Answer, answer
 	answer.Blocks = e.pack(blocks)
 	e.rest = append(append(e.rest[:0], t.rest...), blocks...)
 	rest, at := e.rest, t.blocks-len(t.rest)

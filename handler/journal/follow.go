@@ -128,7 +128,7 @@ func (f *Follower) Take(now time.Time, s *Sent, past bool) {
 			f.peers = make(map[uint64]*peer)
 		}
 		p = &peer{Peer: Peer{ID: s.Router}}
-		f.renew(p)
+		f.reset(p)
 		f.peers[s.Router] = p
 	}
 	if p.number != 0 && s.Number <= p.number {
@@ -165,10 +165,10 @@ func (f *Follower) Take(now time.Time, s *Sent, past bool) {
 	}
 }
 
-// renew makes a router one of which nothing is known. It is followed again from its next epoch on.
-func (f *Follower) renew(p *peer) {
+// reset makes a router one of which nothing is known. It is followed again from its next epoch on.
+func (f *Follower) reset(p *peer) {
 	f.forget(p)
-	p.decoder, p.workers = Decoder{Lost: p.abort}, nil
+	p.decoder, p.workers = Decoder{Aborted: p.abort}, nil
 	p.decoder.grown = func() {
 		if f.otherBytes+p.decoder.bytes() > f.Memory {
 			f.evict()
@@ -201,7 +201,7 @@ func (f *Follower) evict() {
 		worst := slices.MaxFunc(slices.Collect(maps.Values(f.peers)), func(a, b *peer) int {
 			return cmp.Compare(weight(a), weight(b))
 		})
-		f.renew(worst)
+		f.reset(worst)
 		worst.Refused, worst.refusedSince = "it tells more than there is memory for", worst.Seen
 	}
 }
@@ -268,20 +268,20 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, past bool) {
 			p.workers[r.Target.Worker] = id
 		}
 	case *Booking:
-		f.booked(p, b, id, at)
+		f.applyBooking(p, b, id, at)
 	case *Answered:
 		if l := r.Booking.lease; l != nil {
-			answered(l, b, at)
+			applyAnswered(l, b, at)
 		}
 	case *Payer:
 		if of := r.Booking; of.lease != nil && of.afterEnd == nil && f.Pays != nil {
 			of.afterEnd = f.Pays(b, of.lease)
 		}
 	case *End:
-		f.ended(p, r.Booking, b, at)
+		f.applyEnd(p, r.Booking, b, at)
 	case *affinity.Saved:
 		if b.Target = (kvscore.Target{Worker: id, Rank: r.Target.Rank}); f.Sessions != nil {
-			f.bound(r.Kind, b)
+			f.applyBinding(r.Kind, b)
 		}
 	case *State:
 		if past { // later, this router learns itself
@@ -321,7 +321,7 @@ func (f *Follower) startEpoch(p *peer, h *Head, past bool) {
 	p.headSeen = true
 }
 
-func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
+func (f *Follower) applyBooking(p *peer, b *Booking, worker uint64, at time.Time) {
 	r := kvscore.Request{Streamed: b.Streamed, ExpectedTokens: b.Expected, Phase: b.Phase, Remote: true}
 	r.Tokens = b.Tokens
 	if b.Prompt != nil {
@@ -343,7 +343,7 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	}
 }
 
-func answered(l *kvscore.Lease, a *Answered, at time.Time) {
+func applyAnswered(l *kvscore.Lease, a *Answered, at time.Time) {
 	switch a.Sign {
 	case kvscore.SignFirstToken:
 		l.FirstToken(at)
@@ -354,7 +354,7 @@ func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 	}
 }
 
-func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
+func (f *Follower) applyEnd(p *peer, b *Booking, e *End, at time.Time) {
 	l := p.takeLease(b)
 	if l == nil {
 		return
@@ -371,7 +371,7 @@ func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
 	b.callAfterEnd()
 }
 
-func (f *Follower) bound(k Kind, b *affinity.Saved) {
+func (f *Follower) applyBinding(k Kind, b *affinity.Saved) {
 	switch k { //nolint:exhaustive // the others are no bindings
 	case KindUsed:
 		f.Sessions.FollowUse(b.Key)

@@ -221,20 +221,20 @@ type End struct {
 
 // Prompt is the blocks of a prompt. Those that it shares with an earlier one are there once.
 type Prompt struct {
-	Of     int    `cbor:"1,keyasint,omitempty"` // number of the earlier one; 0 if there is none, and in an answer
-	Shares int    `cbor:"2,keyasint,omitempty"` // blocks of that
-	Root   uint64 `cbor:"3,keyasint,omitempty"` // identifies the model, LoRA, salt and kind of content
-	Blocks []byte `cbor:"4,keyasint,omitempty"` // the further ones
+	ParentNumber int    `cbor:"1,keyasint,omitempty"` // number of the earlier one; 0 if there is none, and in an answer
+	Shares       int    `cbor:"2,keyasint,omitempty"` // blocks of that
+	Root         uint64 `cbor:"3,keyasint,omitempty"` // identifies the model, LoRA, salt and kind of content
+	Blocks       []byte `cbor:"4,keyasint,omitempty"` // the further ones
 	// Weight is the milli-tokens in each of the blocks that it does not share, and Past the length
 	// behind its last block, in blocks.
 	Weight int64   `cbor:"5,keyasint,omitempty"`
 	Past   float32 `cbor:"6,keyasint,omitempty"`
 
-	up    *Prompt // the earlier one
-	depth int
+	parent *Prompt // the earlier one
+	depth  int
 }
 
-// Bounds of prompts. A longer prompt is told up to its bound.
+// Bounds of prompts. A longer prompt is recorded up to its bound.
 const (
 	maxBlocks = 64 << 10
 	maxDepth  = 1 << 10
@@ -246,8 +246,8 @@ func (p *Prompt) Len() int { return p.Shares + len(p.Blocks)/8 }
 // Continues returns the prompt or the answer that this one goes on from; nil if there is none. The
 // next turn of a conversation does so.
 func (p *Prompt) Continues() *Prompt {
-	if p.up != nil && p.Shares == p.up.Len() {
-		return p.up
+	if p.parent != nil && p.Shares == p.parent.Len() {
+		return p.parent
 	}
 	return nil
 }
@@ -260,7 +260,7 @@ func (p *Prompt) Append(b []uint64) []uint64 {
 		b = append(make([]uint64, 0, from+n), b...)
 	}
 	b = b[:from+n]
-	for ; p != nil; p = p.up {
+	for ; p != nil; p = p.parent {
 		for i := p.Shares; i < n; i++ {
 			b[from+i] = binary.LittleEndian.Uint64(p.Blocks[8*(i-p.Shares):])
 		}
