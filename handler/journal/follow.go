@@ -78,7 +78,7 @@ type Peer struct {
 	Name     string    `json:"name"`
 	Seen     time.Time `json:"-"`
 	Requests int       `json:"requests"` // under way
-	Told     uint64    `json:"reported_requests"`
+	Reported uint64    `json:"reported_requests"`
 	// Late is the time from an event to its application here, in milliseconds, at least: what
 	// differs from the earliest.
 	Late    float64 `json:"late_ms"`
@@ -337,7 +337,7 @@ func (f *Follower) applyBooking(p *peer, b *Booking, worker uint64, at time.Time
 	}
 	_, b.lease = f.Scheduler.Select(at, &r, []kvscore.TargetRef{{Target: kvscore.Target{Worker: worker, Rank: b.Target.Rank}}}, 0, nil, &f.selection)
 	p.Requests++
-	p.Told++
+	p.Reported++
 	if f.Began != nil {
 		b.onEnd = f.Began(worker)
 	}

@@ -50,10 +50,10 @@ func (p *Pool) Recall(path string) {
 	k := &p.kept
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if p.servingSince.Load() != 0 || k.tried != "" {
+	if p.servingSince.Load() != 0 || k.headPath != "" {
 		return
 	}
-	k.tried = path
+	k.headPath = path
 	h, written, err := journal.ReadHead(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -84,7 +84,7 @@ func (p *Pool) KeepJournal(set Journal) {
 	}
 	k.outlet = k.journal.Open(false)
 	var head *journal.Head
-	if set.File == k.tried {
+	if set.File == k.headPath {
 		head, k.recalled = k.recalled, nil
 	}
 	if head != nil {
@@ -123,7 +123,7 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 		switch {
 		case head != nil:
 			p.restore(ctx, log, head)
-		case p.wrote(set.File):
+		case p.wroteJournal(set.File):
 			_, err = log.Read(ctx, func(*journal.Record) {})
 		default:
 			var stays string
@@ -173,8 +173,8 @@ func (p *Pool) journalSource() *journal.Source {
 	}
 }
 
-// wrote returns whether the pool has written the journal in a file, before a reload.
-func (p *Pool) wrote(file string) bool {
+// wroteJournal returns whether the pool has written the journal in a file, before a reload.
+func (p *Pool) wroteJournal(file string) bool {
 	h, _, err := journal.ReadHead(file)
 	return err == nil && (journal.Keys{Secret: h.Secret, Seed: h.Seed}) == *p.keys.Load()
 }
@@ -192,10 +192,10 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 
 func (p *Pool) watchJournal(t time.Time) {
 	n := p.JournalState().Lost
-	if n > p.kept.lost {
+	if n > p.kept.lostReported {
 		p.Raise(t, "records have no room in the journal")
 	}
-	p.kept.lost = n // less if the journal was opened anew
+	p.kept.lostReported = n // less if the journal was opened anew
 }
 
 // journalState returns what was learned.

@@ -91,8 +91,8 @@ func promptOf(p *Pool, text string, blocks int) *kvscore.Request {
 	return r
 }
 
-// homeOf returns the address that a session is bound to, empty if it is not.
-func homeOf(t testing.TB, p *Pool, session string) string {
+// boundDial returns the address that a session is bound to, empty if it is not.
+func boundDial(t testing.TB, p *Pool, session string) string {
 	t.Helper()
 	b, ok := p.Sessions.Peek(p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, ""))
 	for _, w := range p.All() {
@@ -107,17 +107,17 @@ func cachedOn(p *Pool, dial string) int64 {
 	return p.Load(time.Now(), p.Worker(dial)).CachedTokens
 }
 
-const one, two, gone = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
+const one, two, removed = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 
 // TestPoolSurvivesARestart ends a pool and starts it again, without one of its workers. The
 // id of another one has changed.
 func TestPoolSurvivesARestart(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
-	old := keeping(t, file, keepingSettings(one, two, gone))
+	old := keeping(t, file, keepingSettings(one, two, removed))
 	old.begin(old.Worker(one), "life 1")
 	use(t, old, "a", one, 20)
 	use(t, old, "bb", two, 30)
-	use(t, old, "ccc", gone, 40)
+	use(t, old, "ccc", removed, 40)
 	old.Responses.Keep("resp", old.Worker(two).Target(0), old.Secret().Identity("bb"))
 	old.Ratios.Learn("m", []uint64{1, 2, 3}, 0, 64, 50)
 	weights := *old.Ratios.Weights("m", 64).Kinds
@@ -136,7 +136,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if *p.keys.Load() != *old.keys.Load() || p.Hashing().Seed != old.keys.Load().Seed {
 		t.Error("another secret or seed")
 	}
-	if a, b, c := homeOf(t, p, "a"), homeOf(t, p, "bb"), homeOf(t, p, "ccc"); a != one || b != two || c != "" {
+	if a, b, c := boundDial(t, p, "a"), boundDial(t, p, "bb"), boundDial(t, p, "ccc"); a != one || b != two || c != "" {
 		t.Errorf("the sessions are at %q, %q and %q", a, b, c)
 	}
 	if target, _, ok := p.Responses.Find("resp", false); !ok || target.Worker != 77 {
@@ -156,7 +156,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 		t.Error("an engine that has not restarted has lost its cache")
 	}
 	p.begin(p.Worker(one), "life 2")
-	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
+	if cachedOn(p, one) != 0 || boundDial(t, p, "a") != one {
 		t.Error("an engine that has restarted has a cache, or lost its sessions")
 	}
 }
@@ -189,8 +189,8 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	if got := p.JournalState().Restored; got.Sessions != 1 || got.CachedTokens != 320 {
 		t.Errorf("restored %+v", got)
 	}
-	if homeOf(t, p, "a") != one || p.IsUpstream(p.Settings.Load(), p.Worker(one)) {
-		t.Errorf("the session is at %q", homeOf(t, p, "a"))
+	if boundDial(t, p, "a") != one || p.IsUpstream(p.Settings.Load(), p.Worker(one)) {
+		t.Errorf("the session is at %q", boundDial(t, p, "a"))
 	}
 }
 
@@ -212,8 +212,8 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	p.begin(p.Worker(one), "life 2")
 	p.KeepJournal(Journal{File: file, MaxSize: 64 << 20})
 	awaitJournal(t, p)
-	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
-		t.Errorf("%d tokens are cached, and the session is at %q", cachedOn(p, one), homeOf(t, p, "a"))
+	if cachedOn(p, one) != 0 || boundDial(t, p, "a") != one {
+		t.Errorf("%d tokens are cached, and the session is at %q", cachedOn(p, one), boundDial(t, p, "a"))
 	}
 }
 
@@ -267,7 +267,7 @@ func TestUselessJournals(t *testing.T) {
 			use(t, p, "later", one, 30)
 			p.Destruct()
 			p = keeping(t, file, s)
-			if homeOf(t, p, "later") != one {
+			if boundDial(t, p, "later") != one {
 				t.Error("the journal does not go on")
 			}
 			p.Destruct()
@@ -368,8 +368,8 @@ func TestJournalIsTurnedOff(t *testing.T) {
 	p.Destruct()
 	p = keeping(t, file, keepingSettings(one))
 	defer p.Destruct()
-	if homeOf(t, p, "bb") != one || homeOf(t, p, "ccc") != "" {
-		t.Errorf("the sessions are at %q and %q", homeOf(t, p, "bb"), homeOf(t, p, "ccc"))
+	if boundDial(t, p, "bb") != one || boundDial(t, p, "ccc") != "" {
+		t.Errorf("the sessions are at %q and %q", boundDial(t, p, "bb"), boundDial(t, p, "ccc"))
 	}
 }
 
@@ -396,7 +396,7 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 			for i := range 500 {
 				name := fmt.Sprint("live", g, i)
 				use(t, p, name, one, 20)
-				if homeOf(t, p, name) != one {
+				if boundDial(t, p, name) != one {
 					t.Errorf("%s is not bound", name)
 				}
 			}

@@ -86,12 +86,12 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 
 // kept is the pool's journal, and what keeps it on disk.
 type kept struct {
-	journal journal.Journal
-	lost    uint64 // of the outlet's, those that were reported
+	journal      journal.Journal
+	lostReported uint64 // of the outlet's lost records
 
 	mu       sync.Mutex
-	tried    string        // the path whose head was read
-	recalled *journal.Head // of tried, if its secret and seed are in use
+	headPath string        // of the journal whose head was read
+	recalled *journal.Head // that head, if its secret and seed are in use
 	set      Journal       // as it is kept; no File: it is not
 	end      context.CancelFunc
 	ended    chan struct{} // closed when the log's goroutine has ended

@@ -26,7 +26,7 @@ const (
 	oldestCaches = time.Hour
 )
 
-// restore takes over what an earlier run has left in the log. What the pool has learned since its
+// restore takes over what an earlier run has written to the log. What the pool has learned since its
 // start counts, and not what the log says.
 func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head) {
 	begun := time.Now()
@@ -38,10 +38,10 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 	if ctx.Err() != nil {
 		return // the log has more than what was read
 	}
-	if r.last.IsZero() {
-		r.last = begun
+	if r.lastRecord.IsZero() {
+		r.lastRecord = begun
 	}
-	r.Age = max(0, begun.Sub(r.last))
+	r.Age = max(0, begun.Sub(r.lastRecord))
 	r.finish(ctx, head)
 	p.kept.mu.Lock()
 	p.kept.restored = r.Restored
@@ -61,10 +61,10 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 // restorer restores one log.
 type restorer struct {
 	Restored
-	pool     *Pool
-	settings *Settings
-	begun    time.Time
-	last     time.Time // of the last record
+	pool       *Pool
+	settings   *Settings
+	begun      time.Time
+	lastRecord time.Time
 
 	byID      map[uint64]*restoredWorker // as the records name them now
 	byDial    map[string]*restoredWorker
@@ -78,38 +78,38 @@ type restorer struct {
 
 // restoredWorker is a worker of the log.
 type restoredWorker struct {
-	is    *worker.Worker // nil if it is no upstream
-	isNew bool
-	was   journal.Worker
-	lost  int // that many of the prompts are not in its cache any more
+	upstream    *worker.Worker // nil if it is none
+	isNew       bool
+	saved       journal.Worker
+	lostPrompts int // so many of the prompts are not in its cache any more
 	// models are those that it listed last, nil if it had no list.
 	models []journal.Model
 }
 
 // target returns a target by its present name.
 func (w *restoredWorker) target(rank uint32) kvscore.Target {
-	return kvscore.Target{Worker: w.is.ID, Rank: rank}
+	return kvscore.Target{Worker: w.upstream.ID, Rank: rank}
 }
 
-// restoredBinding is a binding, which was used last at a time.
+// restoredBinding is a binding of the log.
 type restoredBinding struct {
 	affinity.Saved
-	of   *restoredWorker
-	used time.Time
+	worker   *restoredWorker
+	lastUsed time.Time
 }
 
 // restoredPrompt is a prompt that a worker's engine has computed.
 type restoredPrompt struct {
 	*journal.Prompt
-	of      *restoredWorker
+	worker  *restoredWorker
 	rank    uint32
 	tokens  int64
 	matched int
 }
 
 func (r *restorer) read(rec *journal.Record) {
-	if rec.At.After(r.last) {
-		r.last = rec.At
+	if rec.At.After(r.lastRecord) {
+		r.lastRecord = rec.At
 	}
 	w := r.byID[rec.Target.Worker]
 	switch b := rec.Body.(type) { // a drain ends with its process, and of a request, the end counts
@@ -122,7 +122,7 @@ func (r *restorer) read(rec *journal.Record) {
 	case *affinity.Saved:
 		r.bound(w, rec, b)
 	case *journal.Response:
-		if w.is != nil {
+		if w.upstream != nil {
 			r.pool.Responses.follow(keptResponse{b.Hash, w.target(rec.Target.Rank), b.Session})
 		}
 	case *[]journal.Model:
@@ -134,7 +134,7 @@ func (r *restorer) read(rec *journal.Record) {
 	case *journal.State:
 		r.state(b, rec.At)
 	case *journal.Lost:
-		w.lost = len(r.prompts)
+		w.lostPrompts = len(r.prompts)
 	}
 }
 
@@ -147,7 +147,7 @@ func (r *restorer) bound(w *restoredWorker, rec *journal.Record, s *affinity.Sav
 	case rec.Kind == journal.KindUnbound:
 		delete(r.bindings, s.Key)
 	case b != nil:
-		b.used = rec.At
+		b.lastUsed = rec.At
 	}
 }
 
@@ -165,19 +165,19 @@ func (r *restorer) state(s *journal.State, at time.Time) {
 	for i := range s.Workers {
 		was := &s.Workers[i]
 		w := r.worker(was.Dial)
-		if was.BootID != "" && w.was.BootID != "" && was.BootID != w.was.BootID {
-			w.lost = len(r.prompts)
+		if was.BootID != "" && w.saved.BootID != "" && was.BootID != w.saved.BootID {
+			w.lostPrompts = len(r.prompts)
 		}
-		was.BootID = cmp.Or(was.BootID, w.was.BootID)
-		w.was = *was
+		was.BootID = cmp.Or(was.BootID, w.saved.BootID)
+		w.saved = *was
 	}
 }
 
 func (r *restorer) worker(dial string) *restoredWorker {
 	w := r.byDial[dial]
 	if w == nil {
-		w = &restoredWorker{was: journal.Worker{Dial: dial, Seen: r.begun}}
-		w.is, w.isNew = r.pool.upstream(dial)
+		w = &restoredWorker{saved: journal.Worker{Dial: dial, Seen: r.begun}}
+		w.upstream, w.isNew = r.pool.upstream(dial)
 		r.byDial[dial] = w
 	}
 	return w
@@ -185,7 +185,7 @@ func (r *restorer) worker(dial string) *restoredWorker {
 
 // ended notes the prompt and the answer of a request.
 func (r *restorer) ended(w *restoredWorker, b *journal.Booking, end *journal.End) {
-	if !end.Computed || b.Prompt == nil || w == nil || w.is == nil { // w: a new epoch began meanwhile
+	if !end.Computed || b.Prompt == nil || w == nil || w.upstream == nil { // w: a new epoch began meanwhile
 		return
 	}
 	if !b.Text { // the blocks have a known length
@@ -202,46 +202,46 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	p := r.pool
 	p.Quota.Restore(time.Now(), r.limits, len(r.settings.Share.Servers) > 0)
 	if r.learned != nil {
-		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *worker.Worker { return r.byDial[dial].is })
+		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *worker.Worker { return r.byDial[dial].upstream })
 	}
 	for _, w := range r.byDial {
-		if w.is != nil {
-			recallModels(w.is, w.models)
+		if w.upstream != nil {
+			recallModels(w.upstream, w.models)
 		}
 	}
-	var over []*restoredBinding
+	var ended []*restoredBinding
 	for _, b := range r.bindings {
 		if !r.binding(b) {
-			over = append(over, b)
+			ended = append(ended, b)
 		}
 	}
 	r.Responses = p.Responses.Count()
 	finish(&p.kept.restoring)
 	var static []*worker.Worker
 	for _, w := range r.byDial {
-		if w.is != nil && r.settings.Upstreams[w.is.Dial] {
-			static = append(static, w.is)
+		if w.upstream != nil && r.settings.Upstreams[w.upstream.Dial] {
+			static = append(static, w.upstream)
 		}
 	}
 	worker.AwaitProbes(ctx, firstProbes, static) // they show which engine it is, and its capacity
-	for _, b := range over {
+	for _, b := range ended {
 		p.Closer.Ended(b.Key, &b.Want, affinity.Expired)
 	}
 	hasCache := make(map[*restoredWorker]bool)
 	for _, w := range r.byDial {
-		if w.is == nil {
+		if w.upstream == nil {
 			continue
 		}
 		if w.isNew {
-			w.is.See(w.was.Seen.Unix())
+			w.upstream.See(w.saved.Seen.Unix())
 		}
-		hasCache[w] = p.recallBootID(w.is, w.was.BootID)
+		hasCache[w] = p.recallBootID(w.upstream, w.saved.BootID)
 	}
 	if r.Age > oldestCaches || head.TextBlock != r.settings.TextBlock {
 		return
 	}
 	for i := 0; i < len(r.prompts) && ctx.Err() == nil; i++ {
-		if w := r.prompts[i].of; hasCache[w] && i >= w.lost {
+		if w := r.prompts[i].worker; hasCache[w] && i >= w.lostPrompts {
 			r.prompt(&r.prompts[i])
 		}
 		runtime.Gosched()
@@ -269,34 +269,34 @@ func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial 
 
 func (r *restorer) prompt(one *restoredPrompt) {
 	r.blocks = one.Append(r.blocks[:0])
-	r.CachedTokens += r.pool.Scheduler.Caches().Recall(one.of.target(one.rank), &cache.Past{
+	r.CachedTokens += r.pool.Scheduler.Caches().Recall(one.worker.target(one.rank), &cache.Past{
 		Root: one.Root, Blocks: r.blocks, Past: one.Past, Weight: one.Weight, Tokens: one.tokens, Matched: one.matched,
 	})
 }
 
-// binding restores a binding. It returns false if that is over, and an engine held the session.
+// binding restores a binding. It returns false if that is over, and was engine-backed.
 func (r *restorer) binding(b *restoredBinding) (ok bool) {
-	if b.of.is == nil {
+	if b.worker.upstream == nil {
 		return true
 	}
-	b.Target = b.of.target(b.Target.Rank)
-	b.Idle = max(0, r.begun.Sub(b.used))
-	held := b.Kind == affinity.EngineBacked
+	b.Target = b.worker.target(b.Target.Rank)
+	b.Idle = max(0, r.begun.Sub(b.lastUsed))
+	engineBacked := b.Kind == affinity.EngineBacked
 	if b.Idle >= b.TTL {
 		r.Expired++
-		return !held
+		return !engineBacked
 	}
 	if r.pool.Sessions.Restore(&b.Saved) {
 		r.Sessions++
-	} else if held {
+	} else if engineBacked {
 		r.pool.Closer.Ended(b.Key, &b.Want, affinity.Replaced)
 	}
 	return true
 }
 
 // finish ends the waiting for what is being restored.
-func finish(of *atomic.Pointer[chan struct{}]) {
-	if over := of.Swap(nil); over != nil {
+func finish(done *atomic.Pointer[chan struct{}]) {
+	if over := done.Swap(nil); over != nil {
 		close(*over)
 	}
 }
@@ -315,7 +315,7 @@ func (p *Pool) AwaitJournal(ctx context.Context) {
 }
 
 // AwaitRestored waits until the bindings of an earlier run are restored, for a while. Without them,
-// the turn of a session that an engine holds would go to another one.
+// the turn of an engine-backed session would go to another engine.
 func (p *Pool) AwaitRestored(ctx context.Context) {
 	over := p.kept.restoring.Load()
 	if over == nil {
