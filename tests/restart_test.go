@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 
@@ -103,25 +102,24 @@ func TestRefusedConfigurationWritesNothing(t *testing.T) {
 	e := startSimulated(t, engine.Config{})
 	s := startCaddy(t, route([]*engine.Engine{e}, "journal off"))
 	dir := strings.TrimSuffix(s.log, "/caddy.log")
-	file := filepath.Join(dir, "some", "file")
-	named := "journal {\n\tfile " + file + "\n}"
+	refused, file := filepath.Join(dir, "some", "refused"), filepath.Join(dir, "some", "file")
+	named := func(file string) string { return route([]*engine.Engine{e}, "journal {\n\tfile "+file+"\n}") }
 	s.mustChat(t, simChat("hello"))
-	if err := s.load(route([]*engine.Engine{e}, named) + rejected); err == nil {
+	if err := s.load(named(refused) + rejected); err == nil {
 		t.Fatal("the configuration is accepted")
 	}
-	time.Sleep(500 * time.Millisecond)
-	for _, name := range []string{file, filepath.Join(dir, "caddy", "kv_router")} {
-		if _, err := os.Stat(name); err == nil {
-			t.Errorf("%s is there", name)
-		}
-	}
-	s.mustReload(t, route([]*engine.Engine{e}, named))
+	s.mustReload(t, named(file)) // a pool opens one journal after the other
 	eventually(t, "the journal in the metrics", func() bool {
 		status, text, err := s.get(t.Context(), "http://"+s.admin+"/metrics")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "caddy_kv_router_journal_bytes")
 	})
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
+	}
+	for _, name := range []string{refused, filepath.Join(dir, "caddy", "kv_router")} {
+		if _, err := os.Stat(name); err == nil {
+			t.Errorf("%s is there", name)
+		}
 	}
 }
 
