@@ -90,7 +90,7 @@ func (a *Answer) Event(f rawjson.Frame) {
 		a.parseable = true
 	}
 	if f.Long || f.UnknownField {
-		a.stay(StaysUnread)
+		a.pinStream(NotResumableUnread)
 	}
 	a.event(f.Data)
 }

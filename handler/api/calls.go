@@ -79,7 +79,7 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 		named := t.name.HasContent(b)
 		if named || t.args.HasContent(b) || t.id.HasContent(b) {
 			a.bearing, a.kept.lost = true, true
-			a.stay(StaysToolCall)
+			a.pinStream(NotResumableToolCall)
 		}
 		if !a.predictable {
 			continue

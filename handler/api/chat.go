@@ -119,7 +119,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
 			if v.HasContent(b) {
 				a.bearing, a.predictable = true, false
-				a.stay(StaysReasoning)
+				a.pinStream(NotResumableReasoning)
 			}
 		case "refusal", "audio", "function_call":
 			if v.HasContent(b) {

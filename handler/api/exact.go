@@ -14,7 +14,7 @@ const mostExact = 384 << 10
 // ids of its tokens. They do not show what an engine holds back for a stop string.
 func (r *Request) GoesOnExactly(body []byte) bool {
 	e := r.Editor(body)
-	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(e) == "" && len(stops(e)) == 0
+	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.whyNotResumable(e) == "" && len(stops(e)) == 0
 }
 
 // AsksIDs returns whether a request asks for the ids of the answer's tokens.
@@ -58,7 +58,7 @@ func withoutIDs(edits []rawjson.Edit, data []byte, ids rawjson.Span) []rawjson.E
 // exactly returns whether another engine can go on with the ids of the answer so far.
 func (a *Answer) exactly() bool {
 	t := &a.track
-	return t.exact && t.request == "" && (t.stays == "" || t.stays == StaysReasoning || t.stays == StaysToolCall) && a.ids.whole()
+	return t.exact && t.request == "" && (t.notResumable == "" || t.notResumable == NotResumableReasoning || t.notResumable == NotResumableToolCall) && a.ids.whole()
 }
 
 // LoseIDs has the answer go on without its ids.

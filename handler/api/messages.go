@@ -225,14 +225,14 @@ func (messages) blockStart(a *Answer, b []byte, v rawjson.Span) {
 		}
 	case "tool_use":
 		a.bearing, a.kept.lost = true, true
-		a.stay(StaysToolCall)
+		a.pinStream(NotResumableToolCall)
 		a.beginCall(b, t.call)
 		if t.call.args.HasContent(b) { // else they follow in deltas
 			a.addArguments(b, t.call.args)
 		}
 	case "thinking", "redacted_thinking":
 		a.predictable = false
-		a.stay(StaysReasoning)
+		a.pinStream(NotResumableReasoning)
 		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	default: // clients send the server's own tools back in another form
 		a.unpredictable()
@@ -254,7 +254,7 @@ func (messages) blockDelta(a *Answer, b []byte, v rawjson.Span) {
 		a.addArguments(b, t.partial)
 	case "thinking_delta":
 		a.predictable = false
-		a.stay(StaysReasoning)
+		a.pinStream(NotResumableReasoning)
 		a.bearing = t.thinking.HasContent(b)
 	}
 }

@@ -12,7 +12,7 @@ type kept struct {
 	raw  []byte         // what stands between the quotes of JSON strings, put together
 	lost bool           // the answer has something else than text, or too much of it
 	room func(int) bool // whether so many bytes more may be used; nil if they may
-	why  string         // the reason to stay if there was no room
+	why  string         // why the answer is not resumable if there was no room
 }
 
 func (k *kept) add(raw []byte) {
@@ -21,7 +21,7 @@ func (k *kept) add(raw []byte) {
 	case len(k.raw)+len(raw) > k.most:
 		k.lost, k.raw = true, nil
 	case len(k.raw)+len(raw) > cap(k.raw) && !k.grow(len(raw)):
-		k.lost, k.raw, k.why = true, nil, StaysMemory
+		k.lost, k.raw, k.why = true, nil, NotResumableMemory
 	default:
 		k.raw = append(k.raw, raw...)
 	}
@@ -41,7 +41,7 @@ func (k *kept) grow(n int) bool {
 // back in another form.
 func (a *Answer) unpredictable() {
 	a.predictable, a.kept.lost = false, true
-	a.stay(StaysUnread)
+	a.pinStream(NotResumableUnread)
 }
 
 // KeepText lets the answer keep its text for Text, up to most bytes of JSON. Call

@@ -9,19 +9,19 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Reasons why a stream stays with its engine. Metrics have them as labels.
+// Reasons why a stream cannot go on at another engine. Metrics have them as labels.
 const (
-	StaysAPI       = "api"        // the API has no way to continue an answer
-	StaysChoices   = "choices"    // several answers or prompts, beam search
-	StaysFormat    = "format"     // a grammar restarts at its root
-	StaysLength    = "length"     // more text than the router keeps
-	StaysLogprobs  = "logprobs"   // those of the first tokens would count other contexts
-	StaysMemory    = "memory"     // there was no room for its text or its body
-	StaysPrompt    = "prompt"     // the prompt has a form that cannot be continued
-	StaysReasoning = "reasoning"  // the answer has reasoning
-	StaysTokenIDs  = "token_ids"  // the prompt is token ids
-	StaysToolCall  = "tool_call"  // the answer has a tool call
-	StaysUnread    = "unreadable" // an event has an unknown form
+	NotResumableAPI       = "api"        // the API has no way to continue an answer
+	NotResumableChoices   = "choices"    // several answers or prompts, beam search
+	NotResumableFormat    = "format"     // a grammar restarts at its root
+	NotResumableLength    = "length"     // more text than the router keeps
+	NotResumableLogprobs  = "logprobs"   // those of the first tokens would count other contexts
+	NotResumableMemory    = "memory"     // there was no room for its text or its body
+	NotResumablePrompt    = "prompt"     // the prompt has a form that cannot be continued
+	NotResumableReasoning = "reasoning"  // the answer has reasoning
+	NotResumableTokenIDs  = "token_ids"  // the prompt is token ids
+	NotResumableToolCall  = "tool_call"  // the answer has a tool call
+	NotResumableUnread    = "unreadable" // an event has an unknown form
 )
 
 // Ways in which the rest of an answer is asked for.
@@ -33,17 +33,17 @@ const (
 
 // track is what the client has of a stream, for the case that it must go on elsewhere.
 type track struct {
-	on      bool
-	first   []byte // an object with id, created and model of the first event; nil if they are too long
-	stays   string // why the stream must stay; empty if it may go on elsewhere
-	request string // the same, from the request: why it must stay once it has text
-	events  int    // with data
-	aborted bool   // the engine ended the answer for the reason abort or error
-	last    int    // the length of the last piece of text, in bytes of JSON
-	blocks  int    // of messages, that have begun
-	block   string // the kind of the first of them
-	exact   bool   // the answer to a prompt of text goes on by ids, see GoesOnExactly
-	reasons bool   // choices have a finish_reason, if only null
+	on           bool
+	first        []byte // an object with id, created and model of the first event; nil if they are too long
+	notResumable string // why the stream cannot go on elsewhere; empty if it can
+	request      string // the same, from the request: why it cannot once it has text
+	events       int    // with data
+	aborted      bool   // the engine ended the answer for the reason abort or error
+	last         int    // the length of the last piece of text, in bytes of JSON
+	blocks       int    // of messages, that have begun
+	block        string // the kind of the first of them
+	exact        bool   // the answer to a prompt of text goes on by ids, see GoesOnExactly
+	reasons      bool   // choices have a finish_reason, if only null
 }
 
 // textPerToken is the assumed length of a token's text, in bytes of JSON.
@@ -55,13 +55,13 @@ const textPerToken = 8
 func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool) {
 	t := &a.track
 	e := a.req.Editor(body)
-	t.on, t.request = true, a.req.stays(e)
+	t.on, t.request = true, a.req.whyNotResumable(e)
 	switch {
 	case t.request != "":
 	case a.req.Kind == Tokens:
-		t.request = StaysTokenIDs
+		t.request = NotResumableTokenIDs
 	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(e):
-		t.request = StaysPrompt
+		t.request = NotResumablePrompt
 	}
 	if t.exact = exact; exact {
 		a.ids = idChain{on: true, most: tokens, room: room}
@@ -69,9 +69,9 @@ func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool)
 	a.kept.most, a.kept.room = max(a.kept.most, tokens*textPerToken), room
 }
 
-func (a *Answer) stay(why string) {
-	if a.track.stays == "" {
-		a.track.stays = why
+func (a *Answer) pinStream(why string) {
+	if a.track.notResumable == "" {
+		a.track.notResumable = why
 	}
 }
 
@@ -79,8 +79,8 @@ func (a *Answer) stay(why string) {
 func (t *track) begin(kind string) {
 	if t.blocks++; t.blocks == 1 {
 		t.block = kind
-	} else if t.stays == "" {
-		t.stays = StaysUnread
+	} else if t.notResumable == "" {
+		t.notResumable = NotResumableUnread
 	}
 }
 
@@ -105,27 +105,27 @@ func (a *Answer) seen(data []byte) {
 // identity are the members that are the same in all chunks of a stream.
 var identity = [...]string{"id", "created", "model"}
 
-// Stays returns why the stream cannot go on elsewhere; empty if it may. A client that has no text
+// WhyNotResumable returns why the stream cannot go on elsewhere; empty if it may. A client that has no text
 // can get the answer to the whole request.
-func (a *Answer) Stays() string {
+func (a *Answer) WhyNotResumable() string {
 	t := &a.track
 	switch {
-	case t.stays == StaysUnread:
-		return t.stays
+	case t.notResumable == NotResumableUnread:
+		return t.notResumable
 	case !a.first && t.events > 0 && !a.req.API.traits().joins:
-		return StaysAPI
+		return NotResumableAPI
 	case !a.first:
 		return ""
 	case !a.req.API.traits().joinsText:
-		return StaysAPI
+		return NotResumableAPI
 	case t.request != "":
 		return t.request
 	case a.exactly():
 		return ""
-	case t.stays != "":
-		return t.stays
+	case t.notResumable != "":
+		return t.notResumable
 	case a.kept.lost:
-		return cmp.Or(a.kept.why, StaysLength)
+		return cmp.Or(a.kept.why, NotResumableLength)
 	}
 	return ""
 }
@@ -196,9 +196,9 @@ type Rest struct {
 func (r *Rest) IDs() (ids []uint32, lens []uint16) { return r.ids, r.lens }
 
 // Rest returns how to ask for the rest of a stream. body is the request's. The reason is empty,
-// or one of the reasons to stay.
+// or a reason such as NotResumableAPI.
 func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
-	if reason = a.Stays(); reason != "" {
+	if reason = a.WhyNotResumable(); reason != "" {
 		return nil, reason
 	}
 	if a.exactly() {
@@ -287,31 +287,31 @@ func stops(e *rawjson.Editor) (list []string) {
 	return list
 }
 
-// stays returns why the request's answer cannot be continued; empty if it can. e has the body.
-func (r *Request) stays(e *rawjson.Editor) string {
+// whyNotResumable returns why the request's answer cannot be continued; empty if it can. e has the body.
+func (r *Request) whyNotResumable(e *rawjson.Editor) string {
 	switch {
 	case e == nil || r.Kind == None:
-		return StaysPrompt
+		return NotResumablePrompt
 	case r.Choices > 1 || r.prompts > 1:
-		return StaysChoices
+		return NotResumableChoices
 	}
 	for name, v := range e.All() {
-		if why := staying[name]; why != "" && !isFree(name, e.Body, v) {
+		if why := preventing[name]; why != "" && !isFree(name, e.Body, v) {
 			return why
 		}
 	}
 	return ""
 }
 
-// staying are the members that keep an answer from being continued, and why.
-var staying = map[string]string{
-	"response_format": StaysFormat, "tool_choice": StaysFormat, "output_config": StaysFormat, "structured_outputs": StaysFormat,
-	"guided_json": StaysFormat, "guided_regex": StaysFormat, "guided_choice": StaysFormat, "guided_grammar": StaysFormat,
-	"guided_decoding": StaysFormat, "structural_tag": StaysFormat, "grammar": StaysFormat, "json_schema": StaysFormat,
-	"regex": StaysFormat, "ebnf": StaysFormat,
-	"logprobs": StaysLogprobs, "prompt_logprobs": StaysLogprobs, "return_logprob": StaysLogprobs,
-	"use_beam_search": StaysChoices,
-	"echo":            StaysPrompt, "suffix": StaysPrompt, "prompt_embeds": StaysPrompt, "input_embeds": StaysPrompt,
+// preventing are the members that keep an answer from being continued, and why.
+var preventing = map[string]string{
+	"response_format": NotResumableFormat, "tool_choice": NotResumableFormat, "output_config": NotResumableFormat, "structured_outputs": NotResumableFormat,
+	"guided_json": NotResumableFormat, "guided_regex": NotResumableFormat, "guided_choice": NotResumableFormat, "guided_grammar": NotResumableFormat,
+	"guided_decoding": NotResumableFormat, "structural_tag": NotResumableFormat, "grammar": NotResumableFormat, "json_schema": NotResumableFormat,
+	"regex": NotResumableFormat, "ebnf": NotResumableFormat,
+	"logprobs": NotResumableLogprobs, "prompt_logprobs": NotResumableLogprobs, "return_logprob": NotResumableLogprobs,
+	"use_beam_search": NotResumableChoices,
+	"echo":            NotResumablePrompt, "suffix": NotResumablePrompt, "prompt_embeds": NotResumablePrompt, "input_embeds": NotResumablePrompt,
 }
 
 // isFree returns whether such a member has a value that lets the answer be continued.

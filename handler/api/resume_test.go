@@ -82,7 +82,7 @@ func TestRestIsAskedFor(t *testing.T) {
 		rest, reason := a.Rest([]byte(v.body))
 		if reason != "" || !rest.Fits(a.req.Editor([]byte(v.body))) {
 			if v.want != "" {
-				t.Errorf("%s: stays because of %q", v.name, reason)
+				t.Errorf("%s: is not resumable because of %q", v.name, reason)
 			}
 			continue
 		}
@@ -101,8 +101,8 @@ func TestReasoningInTheText(t *testing.T) {
 		for _, piece := range pieces {
 			a.Event(rawjson.Frame{Data: []byte(chatPiece(piece)), Lines: 1})
 		}
-		if a.Stays() != StaysReasoning {
-			t.Errorf("%q goes on: %q", pieces, a.Stays())
+		if a.WhyNotResumable() != NotResumableReasoning {
+			t.Errorf("%q goes on: %q", pieces, a.WhyNotResumable())
 		}
 	}
 }
@@ -143,7 +143,7 @@ func TestSplicer(t *testing.T) {
 		a := begun(t, v.path, v.body, v.first...)
 		rest, reason := a.Rest([]byte(v.body))
 		if reason != "" {
-			t.Errorf("%s stays because of %s", v.name, reason)
+			t.Errorf("%s is not resumable because of %s", v.name, reason)
 			continue
 		}
 		rest.Ask(a.req.Editor([]byte(v.body)), false)

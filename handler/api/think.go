@@ -48,7 +48,7 @@ func (a *Answer) chatText(raw []byte) {
 	a.repeat.chat = true
 	if len(raw) > 0 && (a.predictable || a.track.on) && (a.calls.open || a.think.saw(raw)) {
 		a.predictable = false
-		a.stay(StaysReasoning)
+		a.pinStream(NotResumableReasoning)
 	}
 	a.text(raw)
 }

@@ -31,7 +31,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	// bodies, so that there is room for those of new requests.
 	if !a.Streams(resp) || body.Compressed(resp.Header) || resp.ContentLength >= 0 || d.Body == nil || !d.mayGoOn() ||
 		d.Pool.Memory.Held.Load() > body.MaxBytes()/2 {
-		a.Stay()
+		a.ForbidMove()
 		d.freeBody()
 	}
 	a.Label(resp.Header, d.start, d.wait.waited)
@@ -222,7 +222,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	d.split.Answered(o.phases, true)
 	// The rest of a stream without a token can come from any engine.
 	if goesOn && !resume.IsPossible(d.offers, a.Worker, d.plan.API.Name(), d.exact) {
-		o.Stays()
+		o.PinStream()
 	}
 	a.FirstToken(t)
 	a.Counts().FirstToken(t, t.Sub(a.Begun))

@@ -230,8 +230,8 @@ func (o *delivery) Track(a *api.Answer) {
 	})
 }
 
-// Stays implements response.Mover.
-func (o *delivery) Stays() {
-	o.attempt.Stay()
+// PinStream implements response.Mover.
+func (o *delivery) PinStream() {
+	o.attempt.ForbidMove()
 	o.d.freeBody()
 }

@@ -86,7 +86,7 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	}
 	a.End("", false) // this worker is not better or worse than the others
 	d.refused(lacksPath)
-	a.Stay()
+	a.ForbidMove()
 	d.freeBody()
 	resp := join(answers)
 	resp.Request = req

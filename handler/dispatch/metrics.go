@@ -39,9 +39,9 @@ var (
 	resumedTotal = observe.Counter("resumed_total",
 		"Streams that broke off and were asked for at another worker, by cause, by what was asked for, and by whether they went on.",
 		"cause", "way", "outcome")
-	stayedTotal   = observe.Counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
-	phasesTotal   = observe.Counter("phases_total", "Phases of requests over two workers, by outcome.", "phase", "outcome")
-	promisesTotal = observe.Counter("promises_total", "Requests of classes with a target of the time to the first token, by outcome.", "class", "outcome")
+	notResumedTotal = observe.Counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
+	phasesTotal     = observe.Counter("phases_total", "Phases of requests over two workers, by outcome.", "phase", "outcome")
+	promisesTotal   = observe.Counter("promises_total", "Requests of classes with a target of the time to the first token, by outcome.", "class", "outcome")
 
 	queueWaits = observe.Histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
 	ttftTimes  = observe.Histogram("time_to_first_token_seconds", times(0.001, 480, 18),

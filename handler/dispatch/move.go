@@ -64,11 +64,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	if reason == "" && !a.FirstToken() && !r.well && r.pair == nil {
 		if d.lastSuspect() {
-			reason = resume.StaysTries
+			reason = resume.NotResumableTries
 		}
 		d.suspects++
 	}
-	charged := left.Stay() || misfit // by the pool, to the budget; or free
+	charged := left.ForbidMove() || misfit // by the pool, to the budget; or free
 	if reason != "" {
 		if !misfit {
 			o.refuseMove(reason)
@@ -107,9 +107,9 @@ func (r *remainder) ends(ctx context.Context) bool {
 	case errors.Is(r.why, io.EOF) && r.answer.Done() && !r.attempt.Worker.Engine().Closes(): // it is an end
 	case d.Body != nil && d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(nameOf(d.Body.Data), d.plan.ID)):
 		r.told = true // it is not the worker's fault
-		r.Stays()
+		r.PinStream()
 	case errors.Is(r.why, response.ErrAborted) && r.pair == nil && !r.leaving(ctx):
-		r.Stays()
+		r.PinStream()
 	default:
 		return false
 	}
@@ -122,22 +122,22 @@ func nameOf(body []byte) string {
 	return cmp.Or(ids[0].Str, ids[1].Str)
 }
 
-// find finds out how to ask for the rest, or returns the reason why the stream stays.
+// find finds out how to ask for the rest, or returns the reason why the stream cannot go on.
 func (r *remainder) find() (reason string) {
 	d := r.d
 	switch r.rest = nil; {
 	case r.noRoom:
-		return api.StaysMemory
-	case r.answer.Stays() != "":
-		return r.answer.Stays()
+		return api.NotResumableMemory
+	case r.answer.WhyNotResumable() != "":
+		return r.answer.WhyNotResumable()
 	case r.moved >= d.Resume.Tries:
-		return resume.StaysTries
+		return resume.NotResumableTries
 	case d.Body == nil:
-		return resume.StaysEngine // see FirstToken
+		return resume.NotResumableEngine // see FirstToken
 	}
 	r.rest, reason = r.answer.Rest(d.Body.Data)
 	if reason == "" && !r.rest.Fits(d.plan.Request.Editor(d.Body.Data)) {
-		reason = api.StaysPrompt
+		reason = api.NotResumablePrompt
 	}
 	return reason
 }
@@ -174,7 +174,7 @@ func (r *remainder) ask(ctx context.Context, charged bool) (part *response.Rest,
 		patience = 0 // the client can have the event at once
 	}
 	if !charged && !awaitBudget(ctx, r.d.Pool, patience) {
-		return nil, resume.StaysBudget
+		return nil, resume.NotResumableBudget
 	}
 	if part, reason = r.goOn(ctx); reason != resume.NotExact {
 		return part, reason
@@ -188,7 +188,7 @@ func (r *remainder) ask(ctx context.Context, charged bool) (part *response.Rest,
 
 func (o *delivery) refuseMove(reason string) {
 	d := o.d
-	stayedTotal.WithLabelValues(d.Pool.Name, reason).Inc()
+	notResumedTotal.WithLabelValues(d.Pool.Name, reason).Inc()
 	d.Pool.Raise(time.Now(), "streams break that cannot go on at other workers", o.attempt.Worker.Past.LastFailure())
 }
 
@@ -218,7 +218,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 		if r.refused {
 			return nil, resume.NotExact
 		}
-		return nil, resume.StaysNoWorker
+		return nil, resume.NotResumableNoWorker
 	}
 	o.attempt, o.phases, o.told = d.attempt, d.phases, false
 	o.moved++

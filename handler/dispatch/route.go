@@ -146,7 +146,7 @@ func (rt *route) enter(dry bool) error {
 		}
 	}
 	if held {
-		if err := rt.stayAt(at); err != nil || rt.fixed != nil {
+		if err := rt.fixAt(at); err != nil || rt.fixed != nil {
 			return err
 		}
 	}
@@ -206,10 +206,10 @@ func (rt *route) pinTo(want *pool.Wants) error {
 	return nil
 }
 
-// stayAt makes the target whose engine holds the session the only one. A turn that opens the
+// fixAt makes the target whose engine holds the session the only one. A turn that opens the
 // session again may go elsewhere if that worker cannot be used, and a last one if the client
 // says so.
-func (rt *route) stayAt(at kvscore.Target) error {
+func (rt *route) fixAt(at kvscore.Target) error {
 	p, w := rt.plan, rt.offers.Worker(at.Worker)
 	switch {
 	case p.Session.Opens() && (w == nil || !w.TakesRequests(rt.ready)):

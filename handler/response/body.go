@@ -84,7 +84,7 @@ type Options struct {
 	// Ctx is the attempt's. Its cause says why a read failed; nil if unknown.
 	Ctx      context.Context
 	Listener Listener
-	// Mover finds the rest of a stream that breaks off. It is nil if the stream stays.
+	// Mover finds the rest of a stream that breaks off. It is nil if the stream cannot go on elsewhere.
 	Mover Mover
 }
 
@@ -116,7 +116,7 @@ type Body struct {
 	after   error          // what follows them
 
 	splicer *api.Splicer // edits the events of a stream that goes on elsewhere; nil for others
-	stays   bool         // the mover knows that the stream cannot go on elsewhere
+	pinned  bool         // the mover knows that the stream cannot go on elsewhere
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the

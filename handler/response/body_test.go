@@ -250,7 +250,7 @@ func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 type mover struct{}
 
 func (mover) Track(a *api.Answer)           { a.Track(nil, 4<<10, false, nil) }
-func (mover) Stays()                        {}
+func (mover) PinStream()                    {}
 func (mover) Misfit([]byte) bool            { return false }
 func (mover) Move(error, *api.Answer) *Rest { return nil }
 

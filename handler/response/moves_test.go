@@ -250,7 +250,7 @@ func (r *pieces) Read(p []byte) (int, error) {
 }
 
 func (w *world) Track(a *api.Answer) { a.Track(w.body, 4<<10, false, nil) }
-func (w *world) Stays()              {}
+func (w *world) PinStream()          {}
 func (w *world) Misfit([]byte) bool  { return false }
 
 func (w *world) Move(why error, a *api.Answer) *Rest {

@@ -45,9 +45,9 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	if err != nil {
 		return b.last(t, err)
 	}
-	if !b.stays && b.Mover != nil && r.Stays() != "" {
-		b.stays = true
-		b.Mover.Stays()
+	if !b.pinned && b.Mover != nil && r.WhyNotResumable() != "" {
+		b.pinned = true
+		b.Mover.PinStream()
 	}
 	return out, nil
 }
@@ -271,8 +271,8 @@ func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 type Mover interface {
 	// Track has the stream's reader keep what a move needs.
 	Track(a *api.Answer)
-	// Stays says, once, that the stream cannot go on elsewhere any more.
-	Stays()
+	// PinStream says, once, that the stream cannot go on elsewhere any more.
+	PinStream()
 	// Misfit returns whether another worker may serve a request that an error event refuses.
 	Misfit(event []byte) bool
 	// Move returns the rest of a stream that broke off; nil if there is none.

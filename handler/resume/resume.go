@@ -65,12 +65,12 @@ func (r *Config) IsOff() bool { return r.Mode == off }
 // IsExact returns whether streams also go on by the ids of their tokens.
 func (r *Config) IsExact() bool { return r.Mode == exact }
 
-// Reasons why a stream stays, beside those of package api.
+// Reasons why a stream cannot go on elsewhere, beside those of package api.
 const (
-	StaysBudget   = "budget"    // the retry budget had no room in time
-	StaysEngine   = "engine"    // no other engine can continue an answer
-	StaysNoWorker = "no_worker" // no other worker took it
-	StaysTries    = "tries"     // it has moved too often, or may be what ends engines
+	NotResumableBudget   = "budget"    // the retry budget had no room in time
+	NotResumableEngine   = "engine"    // no other engine can continue an answer
+	NotResumableNoWorker = "no_worker" // no other worker took it
+	NotResumableTries    = "tries"     // it has moved too often, or may be what ends engines
 
 	NotExact = "not exact" // no engine goes on by ids; another way may do
 )
@@ -111,7 +111,7 @@ func Without(o pool.Offers, old *worker.Worker, name, way string) (list []*worke
 	if old != nil {
 		list = append(list, old)
 	}
-	if reason = StaysEngine; way == api.WayExact {
+	if reason = NotResumableEngine; way == api.WayExact {
 		reason = NotExact
 	}
 	for i := range o.Table.Rows {

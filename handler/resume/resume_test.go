@@ -47,7 +47,7 @@ func TestWhoCanGiveTheRest(t *testing.T) {
 		}
 	}
 	alone := tables.Offers(p, reverseproxy.UpstreamPool{{Dial: "v:1"}, {Dial: "x:1"}}, nil)
-	if _, reason := Without(alone, old, api.NameChat, api.WayText); reason != StaysEngine {
+	if _, reason := Without(alone, old, api.NameChat, api.WayText); reason != NotResumableEngine {
 		t.Errorf("no engine: reason %q", reason)
 	}
 	if _, reason := Without(alone, old, api.NameChat, api.WayExact); reason != NotExact {

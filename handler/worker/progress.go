@@ -55,14 +55,14 @@ var canceled = new(Move)
 // MayMove lets the attempt move to another worker. The caller then sends it.
 func (a *Attempt) MayMove(m *Move) { a.move.CompareAndSwap(nil, m) }
 
-// Arrived records that the attempt has its header, or failed before it. See Stay.
+// Arrived records that the attempt has its header, or failed before it. See ForbidMove.
 func (a *Attempt) Arrived() (moved bool) {
 	a.waiting.Store(false)
-	return a.Stay()
+	return a.ForbidMove()
 }
 
-// Stay records that the attempt cannot move any more. It returns whether it was canceled to move.
-func (a *Attempt) Stay() (moved bool) {
+// ForbidMove records that the attempt cannot move any more. It returns whether it was canceled to move.
+func (a *Attempt) ForbidMove() (moved bool) {
 	a.move.CompareAndSwap(a.Movable(), nil)
 	return a.Moved()
 }

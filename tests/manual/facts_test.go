@@ -229,7 +229,7 @@ func TestLabelsAreDocumented(t *testing.T) {
 	c := mustCode(t)
 	for _, v := range []struct{ page, column, below, pattern string }{
 		{"docs/streams.md", "`way` in `resumed_total`", "handler/api", `\bWay[A-Z]\w* *= "(\w+)"`},
-		{"docs/streams.md", "`reason`", "handler", `\bStays[A-Z]\w* *= "(\w+)"`},
+		{"docs/streams.md", "`reason`", "handler", `\bNotResumable[A-Z]\w* *= "(\w+)"`},
 		{"docs/observability.md", "reason", "handler/dispatch", `\b[rR]eason[A-Z]\w* *= "(\w+)"`},
 		{"docs/sessions.md", "state", "handler/turn", `\b[A-Z]\w* +State = "(\w+)"`},
 		{"docs/sessions.md", "`reason`", "handler/dispatch", `\bmoved[A-Z]\w* *= "(\w+)"`},
