@@ -130,7 +130,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Pool: h.pool, Transport: h.transport, Logger: h.logger,
 			Labels: h.ResponseHeaders, ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus,
 		},
-		Proxy: h.ReverseProxy, Client: h.client, Probes: h.prober,
+		Proxy: h.ReverseProxy, Client: h.client, Prober: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.Pool),
 		Sessions: &turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,

@@ -80,7 +80,7 @@ func callWorker(r *http.Request, p *pool.Pool, w *worker.Worker, path string, bo
 		p.ClearCache(w, observe.ClearedReset)
 	}
 	if x := explainerOf(p); x != nil {
-		x.Dispatcher.Probes.AskAgain(w) // it may serve other models now
+		x.Dispatcher.Prober.AskAgain(w) // it may serve other models now
 	}
 	return c
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/spf13/cobra"
@@ -48,9 +47,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 		return exitFailed, err
 	}
 	for x := range explainers.Range {
-		if prober, ok := x.(*Explainer).Dispatcher.Probes.(*discovery.Prober); ok {
-			prober.Start()
-		}
+		x.(*Explainer).Dispatcher.Prober.Start()
 	}
 	if len(sortedPools()) == 0 {
 		return exitFailed, fmt.Errorf("the configuration has no kv_router")

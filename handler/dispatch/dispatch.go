@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -189,14 +190,6 @@ type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 // MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
 const MaxKeptText = 256 << 10
 
-// asker asks workers what they serve.
-type asker interface {
-	// Discovered records that a dynamic source returned a worker.
-	Discovered(*worker.Worker)
-	// AskAgain soon asks a worker again which models it serves.
-	AskAgain(*worker.Worker)
-}
-
 // shadow is a policy that chooses beside the active one, without effect.
 type shadow struct {
 	policy                  kvscore.Policy
@@ -220,7 +213,7 @@ type Dispatcher struct {
 	Phases     kvscore.SplitRule     // the rule by which requests are split
 	KeepBody   bool                  // other handlers may read the body after the answer's header
 
-	Probes asker
+	Prober *discovery.Prober
 	// FollowUps is called when the answer of an attempt begins. It returns nil if no request of the router's
 	// own follows. Otherwise the dispatch keeps the body. held: an engine holds the session, and the
 	// request has only what is new in it.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -96,7 +97,8 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	}
 	h.pool = testPool(t, h.settings)
 	h.dispatcher = &Dispatcher{
-		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps, Probes: noProbes{},
+		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps,
+		Prober: discovery.New(t.Context(), h.pool, h.ReverseProxy, nil, zap.NewNop()),
 		Series: NewSeries("d"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
 	}
 	h.reader = &plan.Reader{
@@ -124,12 +126,6 @@ func testDispatcher(h *harness) *Dispatcher {
 	}
 	return h.dispatcher
 }
-
-// noProbes asks no worker anything.
-type noProbes struct{}
-
-func (noProbes) Discovered(*worker.Worker) {}
-func (noProbes) AskAgain(*worker.Worker)   {}
 
 // noFollowUps makes no requests of the router's own.
 func noFollowUps(*attempt.Attempt, bool, *http.Response) FollowUp { return nil }

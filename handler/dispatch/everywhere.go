@@ -72,7 +72,7 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 			to.read(d.Transport.Send(sent))
 			if to.Error == "" {
 				late.Reset(max(straggles, time.Since(begun)))
-				d.Probes.AskAgain(w) // it may serve other models now
+				d.Prober.AskAgain(w) // it may serve other models now
 				if to.Status/100 == 2 && engine.DropsCache(d.plan.HTTP.URL.Path) {
 					d.Pool.ClearCache(w, observe.ClearedReset)
 				}

@@ -175,7 +175,7 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 		a.CountRetry(v.reason)
 	}
 	if v.misfit == lacksModel {
-		d.Probes.AskAgain(a.Worker) // what is known of it is out of date
+		d.Prober.AskAgain(a.Worker) // what is known of it is out of date
 	}
 	switch {
 	case v.withheld:

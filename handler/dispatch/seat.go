@@ -27,7 +27,7 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 	d.Pool.See(d.offers, time.Now(), dynamic)
 	if dynamic {
 		for i := range d.offers.Table.Rows {
-			d.Probes.Discovered(d.offers.Table.Rows[i].Worker)
+			d.Prober.Discovered(d.offers.Table.Rows[i].Worker)
 		}
 	}
 }
