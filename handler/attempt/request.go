@@ -203,7 +203,7 @@ func splice(s string, at rawjson.Span, text string) string { return s[:at.Start]
 var forBackups = []string{
 	"Accept", "Accept-Encoding", "Content-Encoding", "Content-Length", "Content-Type", "User-Agent",
 	"Anthropic-Beta", "Anthropic-Version", "Openai-Beta",
-	"Idempotency-Key", // for net/http, see Build
+	"Idempotency-Key", // for net/http, see build
 }
 
 // toBackup returns a request as a backup gets it: with few of its headers, without its query, and with
