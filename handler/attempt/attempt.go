@@ -87,7 +87,7 @@ type Attempt struct {
 	Number    int           // among the attempts of the request, from 1
 	CostsTime bool          // its cost is in milliseconds, and has terms
 	resends   atomic.Int32  // how often net/http has sent the request again
-	ended     atomic.Bool   // it has been counted, or is not to be
+	counted   atomic.Bool   // it has been counted, or is not to be
 }
 
 // Counts are the figures of the worker that answers, for the request's model.
@@ -178,10 +178,10 @@ func (a *Attempt) CountRetry(reason string) {
 	a.Call.Trace.Event("retry", a, [2]string{"reason", reason})
 }
 
-// End counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
+// CountOutcome counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
 // knows. An empty outcome leaves the attempt out of its worker's figures.
-func (a *Attempt) End(outcome string, failed bool) {
-	if !a.ended.Swap(true) && outcome != "" {
+func (a *Attempt) CountOutcome(outcome string, failed bool) {
+	if !a.counted.Swap(true) && outcome != "" {
 		a.Counts().Ended(outcome, failed)
 	}
 }

@@ -178,10 +178,10 @@ func (d *Dispatch) End() *Report {
 		if outcome == outcomeEngineError && !bad {
 			outcome = observe.AttemptClientError
 		}
-		a.End(outcome, bad)
+		a.CountOutcome(outcome, bad)
 	}
 	if d.attempt != nil { // if it failed, and the client got a held answer
-		d.attempt.End(outcomeUnavailable, true)
+		d.attempt.CountOutcome(outcomeUnavailable, true)
 	}
 	report.trace(d.Trace)
 	return report

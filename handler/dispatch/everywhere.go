@@ -84,7 +84,7 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil {
 		return nil, err
 	}
-	a.End("", false) // this worker is not better or worse than the others
+	a.CountOutcome("", false) // this worker is not better or worse than the others
 	d.refused(lacksPath)
 	a.ForbidMove()
 	d.freeBody()

@@ -157,13 +157,13 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 	case v.do == deliver:
 		return
 	case v.phases != nil:
-		a.End("", false) // its worker is well
+		a.CountOutcome("", false) // its worker is well
 	case v.do == retry && errors.Is(err, attempt.ErrDrained):
-		a.End(observe.AttemptDrained, false)
+		a.CountOutcome(observe.AttemptDrained, false)
 	case v.do == putOff, v.do == retry && v.misfit != fits:
-		a.End(observe.AttemptDeclined, false)
+		a.CountOutcome(observe.AttemptDeclined, false)
 	case v.do == retry:
-		a.End(observe.AttemptRetried, !v.blameless)
+		a.CountOutcome(observe.AttemptRetried, !v.blameless)
 	}
 	if v.do != retry {
 		return

@@ -91,9 +91,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		outcome = "failed"
 		o.refuseMove(reason)
 	case drained:
-		left.End(observe.AttemptDrained, false)
+		left.CountOutcome(observe.AttemptDrained, false)
 	default:
-		left.End(observe.AttemptResumed, !r.well)
+		left.CountOutcome(observe.AttemptResumed, !r.well)
 	}
 	cause := resume.Cause(why)
 	resumedTotal.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
@@ -146,7 +146,7 @@ func (r *remainder) find() (reason string) {
 func (r *remainder) leave() {
 	d, a := r.d, r.attempt
 	if r.pair != nil {
-		a.End("", false) // its worker is well
+		a.CountOutcome("", false) // its worker is well
 		d.retryPhases(r.pair)
 	}
 	if r.rest.Way != api.WayWhole {
@@ -213,7 +213,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 			if ctx.Err() != nil {
 				outcome = outcomeClientGone
 			}
-			d.attempt.End(outcome, !r.blameless)
+			d.attempt.CountOutcome(outcome, !r.blameless)
 		}
 		if r.refused {
 			return nil, resume.NotExact

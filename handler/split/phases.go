@@ -281,7 +281,7 @@ func (l *Phases) Leave(whole bool) {
 	}
 	<-l.done
 	if whole && l.Prefill != nil { // its own answer may come later
-		l.Prefill.End(observe.AttemptPrefilled, false)
+		l.Prefill.CountOutcome(observe.AttemptPrefilled, false)
 	}
 	if l.forget != nil {
 		l.forget()

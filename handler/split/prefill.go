@@ -103,7 +103,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	l.split.Metrics.PhaseEnded(PhasePrefill, shown, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
-			p.End("client_gone", false)
+			p.CountOutcome("client_gone", false)
 		}
 		l.abort(p)
 		return err
@@ -117,7 +117,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		if clients {
 			outcome = observe.AttemptClientError
 		}
-		p.End(outcome, !clients)
+		p.CountOutcome(outcome, !clients)
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNoTransfer))
 		if clients && l.of().Concurrent {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
@@ -130,7 +130,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	p.Seat.FirstToken(t)
 	l.owner.Prefilled(p, counts)
 	p.Leave(true, nil)
-	p.End(observe.AttemptPrefilled, false)
+	p.CountOutcome(observe.AttemptPrefilled, false)
 	if over { // only of engines that get the decode phase later
 		return nil
 	}

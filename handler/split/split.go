@@ -273,7 +273,7 @@ func (s *Request) Failed(l *Phases, e *Error) {
 	s.tries++
 	prefill := l.Prefill
 	if prefill != nil {
-		prefill.End(observe.AttemptRetried, true) // if it has not ended
+		prefill.CountOutcome(observe.AttemptRetried, true) // if it was not counted
 		s.failed = append(s.failed, prefill.Worker)
 		s.refused = s.refused || e.whole
 	}
