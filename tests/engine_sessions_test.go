@@ -117,6 +117,23 @@ func did(engines []*engine.Engine, id string) map[engine.SessionResult]int {
 	return n
 }
 
+// didAll counts what engines did with each session.
+func didAll(engines []*engine.Engine) map[string]map[engine.SessionResult]int {
+	all := make(map[string]map[engine.SessionResult]int)
+	for _, e := range engines {
+		for _, r := range e.Journal() {
+			if r.Session == "" {
+				continue
+			}
+			if all[r.Session] == nil {
+				all[r.Session] = make(map[engine.SessionResult]int)
+			}
+			all[r.Session][r.SessionResult]++
+		}
+	}
+	return all
+}
+
 // open returns how many sessions of an id are open on an engine, as its journal says.
 func open(e *engine.Engine, id string) int {
 	n := did([]*engine.Engine{e}, id)

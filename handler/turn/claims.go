@@ -20,6 +20,9 @@ import (
 
 // With several routers, an engine's session is claimed in the server that they share: its claim says
 // which engine holds it. A lock beside it keeps turns through other routers out.
+//
+// Bindings that routers share do not replace claims, as TestEngineSessionsOverRouters shows. Two routers that
+// open a session at once open it in two engines, and a turn that overtakes the binding loses its context.
 
 const (
 	// claimWithin bounds each question to the server.
