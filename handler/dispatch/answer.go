@@ -214,7 +214,7 @@ func (o *delivery) Received(t time.Time, n, tokens int, begun bool) {
 
 func (o *delivery) FirstToken(t time.Time) {
 	d, a := o.d, o.attempt
-	o.phases.Got()
+	o.phases.Transferred()
 	goesOn := d.Body != nil && d.mayGoOn()
 	if goesOn && o.phases.CancelUnsafe() && o.moved < d.Resume.Tries {
 		a.MayMove()

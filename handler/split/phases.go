@@ -44,22 +44,22 @@ type Phases struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when the prefill phase has ended
 
-	kept       int64        // bytes of its answer for the decode phase or the client
-	handedOver atomic.Int64 // when the prefill phase handed the prompt over, Unix nanoseconds; 0 is not yet
+	kept            int64        // bytes of its answer for the decode phase or the client
+	prefillAnswered atomic.Int64 // when the prefill phase had its answer, Unix nanoseconds; 0 is not yet
 
-	client context.Context // ends when the client leaves
-	forget func() bool     // that it may leave
-	span   func(error)     // ends that of the decode phase
+	client        context.Context // ends when the client leaves
+	unwatchClient func() bool     // ends the wait for that; nil before the decode phase begins
+	endSpan       func(error)     // of the decode phase
 
-	mu      sync.Mutex
-	end     context.CancelCauseFunc // ends the decode phase; nil before it begins
-	failed  error                   // of the prefill phase
-	broke   bool                    // its connection: the request may end engines
-	fetched bool                    // the decode worker needs the prompt no more, as far as is known
-	left    bool                    // the attempt has ended
-	lost    bool                    // that was an error: the worker did not get the prompt
-	gone    *time.Timer             // ends the decode phase of a client that left
-	unsure  *time.Timer             // looks after the prefill worker; nil if the phases have other deadlines
+	mu           sync.Mutex
+	endDecode    context.CancelCauseFunc // ends the decode phase; nil before it begins
+	prefillErr   error                   // of the prefill phase
+	prefillBroke bool                    // the connection of the prefill phase broke
+	transferred  bool                    // the decode worker needs the prompt no more, as far as is known
+	decodeFailed bool                    // the decode worker answered with an error, and did not get the prompt
+	ended        bool                    // the attempt has ended
+	clientTimer  *time.Timer             // ends the decode phase of a client that left
+	checkTimer   *time.Timer             // makes the next check; nil if the phases have other deadlines
 }
 
 const (
@@ -134,7 +134,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 		return l, err
 	}
 	l.keep(len(l.phase.TransferParams) + len(l.phase.Prompt) + len(l.phase.Answer))
-	if l.handedOver.Load() == 0 { // the answer ended with the prefill
+	if l.prefillAnswered.Load() == 0 { // the answer ended with the prefill
 		if a.Kind == worker.KindStream || l.phase.Answer == nil {
 			l.Leave(false)
 			a.Phase, a.Prefill = nil, nil
@@ -149,12 +149,12 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 func (l *Phases) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.fetched {
+	if l.transferred {
 		return
 	}
-	l.failed = err
-	if l.end != nil {
-		l.end(err)
+	l.prefillErr = err
+	if l.endDecode != nil {
+		l.endDecode(err)
 	}
 }
 
@@ -163,7 +163,7 @@ func (l *Phases) of() *engine.Phases { return l.Prefill.Worker.Engine().Phases()
 
 // Prefilled returns when the prefill phase had its answer, the zero time if it has none yet.
 func (l *Phases) Prefilled() (t time.Time) {
-	if n := l.handedOver.Load(); n != 0 {
+	if n := l.prefillAnswered.Load(); n != 0 {
 		t = time.Unix(0, n)
 	}
 	return t
@@ -172,23 +172,23 @@ func (l *Phases) Prefilled() (t time.Time) {
 // begin begins the decode phase, which end ends. If the client leaves, the phase goes on until its
 // worker has the prompt. Blocks that nobody fetches would stay in the prefill worker's memory.
 func (l *Phases) begin(end context.CancelCauseFunc) {
-	l.span = l.Decode.Call.Trace.Phase(attempt.SpanDecode, l.Decode)
+	l.endSpan = l.Decode.Call.Trace.Phase(attempt.SpanDecode, l.Decode)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.end = end; l.failed != nil {
-		end(l.failed)
+	if l.endDecode = end; l.prefillErr != nil {
+		end(l.prefillErr)
 	}
 	if l.Decode.Kind != worker.KindStream && !l.of().Concurrent {
-		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
+		l.checkTimer = time.AfterFunc(l.limit(0), func() { l.check(false) })
 	}
-	l.forget = context.AfterFunc(l.client, func() {
+	l.unwatchClient = context.AfterFunc(l.client, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.fetched {
+		if l.transferred {
 			end(errClientLeft)
 			return
 		}
-		l.gone = time.AfterFunc(l.of().TransferTimeout, func() { end(errClientLeft) })
+		l.clientTimer = time.AfterFunc(l.of().TransferTimeout, func() { end(errClientLeft) })
 	})
 }
 
@@ -234,7 +234,7 @@ func (l *Phases) patience() time.Duration {
 // may be tried again.
 func (l *Phases) check(missed bool) {
 	if time.Since(l.Prefilled()) >= l.of().TransferTimeout {
-		l.Got()
+		l.Transferred()
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), phasePatience)
@@ -243,30 +243,30 @@ func (l *Phases) check(missed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.fetched || l.left:
+	case l.transferred || l.ended:
 	case err == nil || !missed:
-		l.unsure = time.AfterFunc(phasePatience, func() { l.check(err != nil) })
+		l.checkTimer = time.AfterFunc(phasePatience, func() { l.check(err != nil) })
 	case l.owner.MayRetry():
-		l.end(transferFailed(ErrPrefillGone)) // not err: the decode worker was connected
+		l.endDecode(transferFailed(ErrPrefillGone)) // not err: the decode worker was connected
 	}
 }
 
 // Arrived records that the decode phase has an answer that is no stream. A stream has the prompt with its
 // first token only.
 func (l *Phases) Arrived(status int) {
-	l.Got()
-	l.lost = status >= 400
+	l.Transferred()
+	l.decodeFailed = status >= 400
 }
 
-// Got records that the decode worker has the prompt.
-func (l *Phases) Got() {
+// Transferred records that the decode worker has the prompt.
+func (l *Phases) Transferred() {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.fetched = true; l.client.Err() != nil {
-		l.end(errClientLeft)
+	if l.transferred = true; l.client.Err() != nil {
+		l.endDecode(errClientLeft)
 	}
 }
 
@@ -283,25 +283,25 @@ func (l *Phases) Leave(whole bool) {
 	if whole && l.Prefill != nil { // its own answer may come later
 		l.Prefill.CountOutcome(observe.AttemptPrefilled, false)
 	}
-	if l.forget != nil {
-		l.forget()
+	if l.unwatchClient != nil {
+		l.unwatchClient()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.left = true
+	l.ended = true
 	l.keep(0)
-	if l.unsure != nil {
-		l.unsure.Stop()
+	if l.checkTimer != nil {
+		l.checkTimer.Stop()
 	}
-	waits := l.handedOver.Load() != 0 && !l.of().Concurrent // the prompt, for a decode worker
-	if waits && (l.lost || !l.fetched) {
+	waits := l.prefillAnswered.Load() != 0 && !l.of().Concurrent // the prompt, for a decode worker
+	if waits && (l.decodeFailed || !l.transferred) {
 		l.Prefill.Worker.Past.Unfetched()
 	}
-	if l.forget == nil {
+	if l.unwatchClient == nil {
 		return // the decode phase has not begun
 	}
-	if l.gone != nil {
-		l.gone.Stop()
+	if l.clientTimer != nil {
+		l.clientTimer.Stop()
 	}
 	var err error
 	switch {
@@ -314,7 +314,7 @@ func (l *Phases) Leave(whole bool) {
 	if err != nil {
 		l.abort(l.Decode)
 	}
-	l.span(err)
+	l.endSpan(err)
 	l.split.Metrics.PhaseEnded(PhaseDecode, err, time.Since(l.Decode.Begun))
 }
 
@@ -354,7 +354,7 @@ func (l *Phases) Failure(resp *http.Response, err error) *Error {
 }
 
 // Broke returns whether the connection of the prefill phase broke: the request may end engines.
-func (l *Phases) Broke(e *Error) bool { return e.Reason == PhasePrefill && l.broke }
+func (l *Phases) Broke(e *Error) bool { return e.Reason == PhasePrefill && l.prefillBroke }
 
 // BrokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
 // if it did not.
@@ -364,7 +364,7 @@ func (l *Phases) BrokeBefore(why error) *Error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.fetched {
+	if l.transferred {
 		return nil
 	}
 	if e, ok := errors.AsType[*Error](why); ok {

@@ -109,7 +109,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		return err
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errPhaseSilent)
+	l.prefillBroke = status == 0 && err != nil && !unconnected && !errors.Is(err, errPhaseSilent)
 	l.split.Pool.Report(p.Worker, outcomeOf(p, status, err))
 	clients := status >= 400 && status < 500 && !attempt.Retryable(status) && !attempt.WorkersFault(status)
 	if err != nil {
@@ -134,7 +134,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	if over { // only of engines that get the decode phase later
 		return nil
 	}
-	l.handedOver.Store(t.UnixNano())
+	l.prefillAnswered.Store(t.UnixNano())
 	l.Decode.HandedOver(t)
 	return nil
 }
