@@ -48,7 +48,7 @@ type Lease struct {
 	ended     bool
 
 	work       work
-	handed     time.Time     // when the prefill phase had answered
+	prefilled  time.Time     // when the prefill phase had answered
 	isAwaiting bool          // is in the load's awaiting
 	decodes    bool          // counts in the load's decoding
 	passed     bool          // a prefill that was booked later is over

@@ -110,7 +110,7 @@ func TestPhasesAreBooked(t *testing.T) {
 	prefill.FirstToken(now)
 	prefill.Counted(Counts{Prompt: 8000, Cached: 0, CachedReported: true})
 	prefill.End(true, nil)
-	decode.HandedOver(now)
+	decode.PrefillAnswered(now)
 	expect(p.prefill, "prefill target after its phase", 0, 0, 7984)
 	decode.FirstToken(now.Add(50 * time.Millisecond))
 	decode.Output(now.Add(time.Second), 40)
@@ -146,7 +146,7 @@ func TestTransferTimesAreLearned(t *testing.T) {
 			r := prompt(blocks...)
 			l := p.choose(now, r, SplitAlways)
 			now = now.Add(300 * time.Millisecond)
-			l.HandedOver(now)
+			l.PrefillAnswered(now)
 			ms := first + factor*assumedTransfer(r.Tokens)
 			now, first = now.Add(time.Duration(ms*float64(time.Millisecond))), 0
 			l.FirstToken(now)

@@ -24,25 +24,25 @@ func assumedTransfer(tokens int64) float64 {
 // IsSplit returns whether the lease is the decode phase of a split request.
 func (l *Lease) IsSplit() bool { return l.split }
 
-// HandedOver records that the prefill phase of this decode phase has answered. The scheduler learns
+// PrefillAnswered records that the prefill phase of this decode phase has answered. The scheduler learns
 // from the time until the first token.
-func (l *Lease) HandedOver(now time.Time) {
+func (l *Lease) PrefillAnswered(now time.Time) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	l.handed = now
+	l.prefilled = now
 }
 
 // observeTransfer learns from the first token of a decode phase. The lock is held.
 func (s *Scheduler) observeTransfer(l *Lease, now time.Time) {
-	if l.handed.IsZero() || l.lacks <= 0 || s.lackedMemory(l) {
+	if l.prefilled.IsZero() || l.lacks <= 0 || s.lackedMemory(l) {
 		return
 	}
 	if !l.load.meet(l.ahead) {
 		return // the first transfer of two engines includes their handshake, of seconds
 	}
 	expected := s.transfer.factor(now) * assumedTransfer(l.lacks)
-	s.transfer.learn(now, expected, milliseconds(now.Sub(l.handed)), transferWeight)
+	s.transfer.learn(now, expected, milliseconds(now.Sub(l.prefilled)), transferWeight)
 }
 
 // meet returns whether the target has had KV from a prefill target before, and notes that it has.

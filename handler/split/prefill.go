@@ -135,7 +135,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		return nil
 	}
 	l.prefillAnswered.Store(t.UnixNano())
-	l.Decode.HandedOver(t)
+	l.Decode.PrefillAnswered(t)
 	return nil
 }
 

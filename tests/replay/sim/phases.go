@@ -40,7 +40,7 @@ func (r *replay) prefilled(q *request) {
 	p.lease.FirstToken(now)
 	p.lease.Counted(kvscore.Counts{Prompt: int64(p.In), Cached: int64(p.Cached), CachedReported: true})
 	p.lease.End(true, nil)
-	q.lease.HandedOver(now)
+	q.lease.PrefillAnswered(now)
 	lacks := q.In - r.engines[q.at].Cache().Held(q.Chain)*r.Trace.BlockTokens
 	r.events.push(event{at: r.now + r.transfer(lacks), moved: true, n: q.Number})
 }
