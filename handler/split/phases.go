@@ -228,10 +228,11 @@ func (l *Phases) patience() time.Duration {
 	return phasePatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
 }
 
-// check looks whether the prefill worker is there. It does so for answers that are not streamed: their
-// decode phases are silent, and the engine could wait for the prompt for minutes. If the worker was not
-// there the last time (missed) and is not there now, check ends the phase. The request must be one that
-// may be tried again.
+// check looks whether the prefill worker is there, for an answer that is not streamed. Nothing else ends a
+// silent phase. Without check, such a request hangs if the decode engine waits for a prefill worker that died
+// before the transfer. If the worker was not there the last time (missed) and is not there now, check ends
+// the phase. It charges the retry budget first: a phase that may not be retried goes on, as it may have the
+// prompt.
 func (l *Phases) check(missed bool) {
 	if time.Since(l.Prefilled()) >= l.of().TransferTimeout {
 		l.Transferred()
