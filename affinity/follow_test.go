@@ -9,18 +9,18 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// told is what a store tells others, in order.
-type told struct{ list []func(*Bindings) }
+// recorder is what a store tells others, in order.
+type recorder struct{ list []func(*Bindings) }
 
-func (o *told) Bound(key Key, want Want, v Version) {
+func (o *recorder) Bound(key Key, want Want, v Version) {
 	o.list = append(o.list, func(r *Bindings) { r.Follow(&Saved{Key: key, Want: want, Version: v}) })
 }
 
-func (o *told) Used(key Key) {
+func (o *recorder) Used(key Key) {
 	o.list = append(o.list, func(r *Bindings) { r.FollowUse(key) })
 }
 
-func (o *told) Unbound(key Key, v Version) {
+func (o *recorder) Unbound(key Key, v Version) {
 	o.list = append(o.list, func(r *Bindings) { r.FollowEnd(key, v) })
 }
 
@@ -30,7 +30,7 @@ func TestStoresAgree(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // to be repeated
 		var stores [3]*Bindings
-		var tells [3]told
+		var tells [3]recorder
 		var heard [3][3]int // by the store, and by the one that told
 		for i := range stores {
 			r, err := NewBindings(Options{Journal: &tells[i], Clock: func() time.Time { return time.Unix(1e9, 0) }})

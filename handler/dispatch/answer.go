@@ -257,7 +257,7 @@ func (o *delivery) Ended(s response.Summary) {
 		d.turn.Forget(a.Target)
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
-	case s.Failed && o.told: // see Move
+	case s.Failed && o.reported: // see Move
 	case s.Failed:
 		a.Failed(time.Now(), s.ErrorStatus)
 		shown := a.Shows(worker.OutcomeAnswered, "")

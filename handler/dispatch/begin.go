@@ -162,7 +162,7 @@ func (d *Dispatch) End() *Report {
 	}
 	report := d.report()
 	_, bad := report.fault()
-	if report.Outcome == outcomeBroken && !o.told {
+	if report.Outcome == outcomeBroken && !o.reported {
 		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(worker.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	if d.followUp != nil {

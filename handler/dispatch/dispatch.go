@@ -100,11 +100,11 @@ type delivery struct {
 	body             *response.Body
 
 	// of a stream that moves from worker to worker
-	moved  int   // how often it has moved
-	before int   // events with tokens before the last move
-	told   bool  // the pool knows that its attempt has ended
-	noRoom bool  // its body was not kept
-	room   int64 // bytes that are reserved for its text
+	moved    int   // how often it has moved
+	before   int   // events with tokens before the last move
+	reported bool  // the pool knows that its attempt has ended
+	noRoom   bool  // its body was not kept
+	room     int64 // bytes that are reserved for its text
 
 	header time.Time // when the header of an answer that is no stream came
 	alive  time.Time // the lease's latest sign of life

@@ -16,7 +16,7 @@ func (o *delivery) learn() {
 	m := &o.d.Series
 	kind := worker.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
 	cached := int64(-1)
-	if o.phases == nil { // else the prefill phase has told
+	if o.phases == nil { // else the prefill phase has reported it
 		cached = o.attempt.Worker.CachedTokens(kind, o.Cached)
 	}
 	if o.Prompt > 0 {

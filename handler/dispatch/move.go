@@ -73,7 +73,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		if !misfit {
 			o.refuseMove(reason)
 		}
-		o.told = o.told || r.unable // it is not the worker's fault
+		o.reported = o.reported || r.unable // it is not the worker's fault
 		return nil
 	}
 	r.leave()
@@ -106,7 +106,7 @@ func (r *remainder) ends(ctx context.Context) bool {
 	switch d := r.d; {
 	case errors.Is(r.why, io.EOF) && r.answer.Done() && !r.attempt.Worker.Engine().Closes(): // it is an end
 	case d.Body != nil && d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(nameOf(d.Body.Data), d.plan.ID)):
-		r.told = true // it is not the worker's fault
+		r.reported = true // it is not the worker's fault
 		r.PinStream()
 	case errors.Is(r.why, response.ErrAborted) && r.pair == nil && !r.leaving(ctx):
 		r.PinStream()
@@ -153,7 +153,7 @@ func (r *remainder) leave() {
 		d.split.KeepWhole("its stream goes on elsewhere") // no prefill phase has the text so far
 	}
 	r.well = r.well || r.pair != nil || r.unable
-	if r.told = true; !r.well {
+	if r.reported = true; !r.well {
 		shown := a.Shows(worker.OutcomeBroken, "stream broke: "+r.why.Error())
 		if errors.Is(r.why, response.ErrEvent) {
 			shown = a.Errored(errorWithin, false)
@@ -220,7 +220,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 		}
 		return nil, resume.NotResumableNoWorker
 	}
-	o.attempt, o.phases, o.told = d.attempt, d.phases, false
+	o.attempt, o.phases, o.reported = d.attempt, d.phases, false
 	o.moved++
 	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
 	if d.turn.Commit(o.attempt.Target, true) == turn.Moved {

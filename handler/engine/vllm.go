@@ -81,11 +81,11 @@ func (s *server) isVLLM() bool {
 func (s *server) readVLLM(info *Info) {
 	info.ContextTokens = s.contextTokens()
 	info.Version = s.version()
-	told := false
+	hasMetrics := false
 	if status, page := s.ask(pathMetrics); status == 200 {
-		told = readVLLMMetrics(page, info)
+		hasMetrics = readVLLMMetrics(page, info)
 	}
-	if !told { // only development servers have the page
+	if !hasMetrics { // only development servers have the page
 		info.Asleep = s.json(pathSleep).Get("is_sleeping").Type == gjson.True
 	}
 	s.readVLLMEvents(&info.KVEvents)

@@ -12,16 +12,16 @@ type Key struct {
 
 // account is what one tenant has used. The book's lock guards it.
 type account struct {
-	name    string // its first shownName bytes; empty if only other routers have seen it
-	rules   *rules // whose limits these are
-	limits  []Limit
-	meters  []meter // of limits, by position
-	running int     // requests under way here
-	remote  int     // and at other routers
-	typical float64 // tokens of its answers
-	touched int64   // when it last changed, in the book's time
-	refused uint64
-	told    int64 // when a refusal was last reported
+	name       string // its first shownName bytes; empty if only other routers have seen it
+	rules      *rules // whose limits these are
+	limits     []Limit
+	meters     []meter // of limits, by position
+	running    int     // requests under way here
+	remote     int     // and at other routers
+	typical    float64 // tokens of its answers
+	touched    int64   // when it last changed, in the book's time
+	refused    uint64
+	reportedAt int64 // when a refusal was last reported
 }
 
 // meter is how much of one limit is used. The zero value is none.

@@ -177,8 +177,8 @@ func (b *Book) Reserve(now time.Time, ask *Ask) (*Reservation, *Exceeded) {
 func (b *Book) refuse(a *account, t moment, e *Exceeded) {
 	a.refused++
 	b.refused[e.Limit.Of]++
-	if e.First = a.told == 0 || t.book-a.told > int64(tellEvery); e.First {
-		a.told = max(1, t.book)
+	if e.First = a.reportedAt == 0 || t.book-a.reportedAt > int64(tellEvery); e.First {
+		a.reportedAt = max(1, t.book)
 	}
 	e.Figures, e.Tenant = a.figures(t), a.name
 }

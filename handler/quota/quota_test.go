@@ -23,16 +23,16 @@ func bookOf(t testing.TB, s *Settings) *Book {
 	return b
 }
 
-// told gets the changes of a book's own.
-type told func(now time.Time, c Change)
+// recorder gets the changes of a book's own.
+type recorder func(now time.Time, c Change)
 
-func (f told) Charged(now time.Time, c Change, remote bool) {
+func (f recorder) Charged(now time.Time, c Change, remote bool) {
 	if !remote {
 		f(now, c)
 	}
 }
 
-func (told) Stands(time.Time, State) {}
+func (recorder) Stands(time.Time, State) {}
 
 func parsed(t testing.TB, texts ...string) (list []Limit) {
 	t.Helper()
@@ -333,7 +333,7 @@ func TestManyTenants(t *testing.T) {
 func TestRouters(t *testing.T) {
 	books := [2]*Book{book(t, "tokens 1M per day", "concurrent 3"), book(t, "tokens 1M per day", "concurrent 3")}
 	for i := range books {
-		books[i].Journal = told(func(now time.Time, c Change) {
+		books[i].Journal = recorder(func(now time.Time, c Change) {
 			books[1-i].Apply(uint64(i+1), now.Add(time.Minute-time.Duration(2*i)*time.Minute), c)
 		})
 	}
@@ -370,7 +370,7 @@ func TestRouters(t *testing.T) {
 // The changes of an earlier run lead to the same figures, and what was counted meanwhile is added.
 func TestRestart(t *testing.T) {
 	before, restored := book(t, "tokens 1M per day", "tokens 6000 per 1m"), book(t, "tokens 1M per day", "tokens 6000 per 1m")
-	before.Journal = told(func(now time.Time, c Change) { restored.Apply(0, now.Round(time.Millisecond), c) })
+	before.Journal = recorder(func(now time.Time, c Change) { restored.Apply(0, now.Round(time.Millisecond), c) })
 	now := noon
 	for range 20 {
 		reserve(t, before, now, ask("a", 100, 0)).Settle(now.Add(time.Second), reported(150, 50, 0))

@@ -97,10 +97,10 @@ func (f *Framer) Next() (Frame, bool) {
 // next returns the next frame of the part that is being read.
 func (f *Framer) next() (Frame, bool) {
 	for f.now.begin < len(f.b) {
-		told := f.now.Long
+		wasLong := f.now.Long
 		whole := f.read()
 		if !whole && !f.over {
-			if f.now.Long && f.now.fields > 0 && !told {
+			if f.now.Long && f.now.fields > 0 && !wasLong {
 				f.last = f.now
 				f.last.Frame = Frame{Long: true}
 				return f.last.Frame, true
@@ -117,7 +117,7 @@ func (f *Framer) next() (Frame, bool) {
 		}
 		f.last = f.now
 		f.now = event{begin: f.last.end, line: f.last.end, seen: f.last.end}
-		if f.last.fields > 0 && !told {
+		if f.last.fields > 0 && !wasLong {
 			return f.last.Frame, true
 		}
 	}

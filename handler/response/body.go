@@ -103,7 +103,7 @@ type Body struct {
 	promised   bool // its content type promises that it can be read
 	extensible bool // an event can be added to its end
 	named      bool // the listener has the response's id
-	told       bool // the listener has the summary
+	summarized bool // the listener has the summary
 
 	frames  *rawjson.Framer // of a stream; nil for other answers
 	added   *added          // the nvext that is added; nil if none
@@ -242,7 +242,7 @@ func (b *Body) end(out []byte, err error) []byte {
 		b.Finish() // the connection broke, the answer is whole
 	default:
 		b.Sum.Broken = err
-		b.tell()
+		b.summarize()
 		if b.extensible && !b.torn && !errors.Is(err, context.Canceled) {
 			return append(slices.Clip(out), api.BrokenEvent(b.Request.API)...)
 		}
@@ -257,20 +257,20 @@ func (b *Body) Finish() {
 		b.reader.Finish()
 		b.Sum.Malformed = b.promised && !b.reader.Parseable()
 	}
-	b.tell()
+	b.summarize()
 }
 
 func (b *Body) Close() error {
-	b.tell()
+	b.summarize()
 	return b.from.Close()
 }
 
-// tell gives the listener the summary, once.
-func (b *Body) tell() {
-	if b.told {
+// summarize gives the listener the summary, once.
+func (b *Body) summarize() {
+	if b.summarized {
 		return
 	}
-	b.told = true
+	b.summarized = true
 	if r := b.reader; r != nil {
 		s := &b.Sum
 		s.Failed, s.ErrorStatus, s.Chunks = r.Failed(), r.ErrorStatus(), r.Chunks()

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// nobody is a listener that ignores what it is told.
+// nobody is a listener that ignores what it gets.
 type nobody struct{}
 
 func (nobody) Waits()                             {}
@@ -26,8 +26,8 @@ func (nobody) FirstToken(time.Time)               {}
 func (nobody) ResponseID(string)                  {}
 func (nobody) Ended(Summary)                      {}
 
-// told is a listener that writes down what it is told.
-type told struct {
+// recorder is a listener that writes down what it gets.
+type recorder struct {
 	nobody
 	events []string
 	tokens int
@@ -35,18 +35,18 @@ type told struct {
 	ends   int
 }
 
-func (l *told) FirstToken(time.Time) { l.events = append(l.events, "first") }
+func (l *recorder) FirstToken(time.Time) { l.events = append(l.events, "first") }
 
-func (l *told) Received(_ time.Time, _, tokens int, _ bool) {
+func (l *recorder) Received(_ time.Time, _, tokens int, _ bool) {
 	if tokens != l.tokens {
 		l.tokens = tokens
 		l.events = append(l.events, fmt.Sprint("tokens ", tokens))
 	}
 }
 
-func (l *told) ResponseID(id string) { l.events = append(l.events, id) }
+func (l *recorder) ResponseID(id string) { l.events = append(l.events, id) }
 
-func (l *told) Ended(s Summary) {
+func (l *recorder) Ended(s Summary) {
 	l.sum = s
 	l.ends++
 }
@@ -89,7 +89,7 @@ func TestPlainAnswerCarriesNVExt(t *testing.T) {
 		long:                 long,
 	} {
 		for _, from := range []io.Reader{strings.NewReader(in), iotest.HalfReader(strings.NewReader(in))} {
-			l := new(told)
+			l := new(recorder)
 			b := testBody(t, false, from, Options{Listener: l, Extras: &Extras{Fields: nvext.FieldWorkerID, Worker: 7}})
 			if got, err := io.ReadAll(b); string(got) != want || err != nil || l.sum.Skipped != (in == long) {
 				t.Errorf("%.80s: %.200s, error %v, skipped %v", in, got, err, l.sum.Skipped)
@@ -124,7 +124,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 			if v.err != nil {
 				from = io.MultiReader(from, iotest.ErrReader(v.err))
 			}
-			l := new(told)
+			l := new(recorder)
 			b := testBody(t, v.stream, from, Options{Listener: l})
 			got, err := io.ReadAll(b)
 			if !errors.Is(err, v.err) && !v.want.Whole {
@@ -140,7 +140,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				t.Errorf("ended %d times: %+v", l.ends, s)
 			}
 			if !slices.Equal(l.events, v.events) {
-				t.Errorf("told %q", l.events)
+				t.Errorf("recorded %q", l.events)
 			}
 		})
 	}
@@ -174,7 +174,7 @@ func TestStreamsEndWithWholeEvents(t *testing.T) {
 		if v.err != nil {
 			from = io.MultiReader(from, iotest.ErrReader(v.err))
 		}
-		l := new(told)
+		l := new(recorder)
 		got, err := io.ReadAll(testBody(t, true, from, Options{Listener: l}))
 		if string(got) != v.want || !errors.Is(err, v.wantErr) || l.sum.Whole != (v.wantErr == nil) {
 			t.Errorf("%s: %.300q, %v, %+v", v.name, got, err, l.sum)
@@ -234,7 +234,7 @@ func TestBodySaysWhyItWasCanceled(t *testing.T) {
 	late := errors.New("too late")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(late)
-	l := new(told)
+	l := new(recorder)
 	b := testBody(t, true, iotest.ErrReader(context.Canceled), Options{Listener: l, Ctx: ctx})
 	if _, err := io.ReadAll(b); !errors.Is(err, late) || !errors.Is(l.sum.Broken, late) {
 		t.Error(err, l.sum.Broken)

@@ -30,18 +30,18 @@ func (s *slots) FreeSlots() int64 {
 	if limit == 0 {
 		return math.MaxInt64
 	}
-	return limit - s.running.Load() - s.told(limit)
+	return limit - s.running.Load() - s.remote(limit)
 }
 
-// told returns how many of the slots count as taken by other routers. An eighth stays, at least one
+// remote returns how many of the slots count as taken by other routers. An eighth stays, at least one
 // of several: else who writes false reports to the stream of share could stop all service.
-func (s *slots) told(limit int64) int64 { return min(s.others.Load(), limit-(limit+6)/8) }
+func (s *slots) remote(limit int64) int64 { return min(s.others.Load(), limit-(limit+6)/8) }
 
 // TakeSlot takes a slot. It returns false if none is free.
 func (s *slots) TakeSlot() bool {
 	for {
 		n := s.running.Load()
-		if limit := s.limit.Load(); limit > 0 && n+s.told(limit) >= limit {
+		if limit := s.limit.Load(); limit > 0 && n+s.remote(limit) >= limit {
 			return false
 		}
 		if s.running.CompareAndSwap(n, n+1) {

@@ -17,7 +17,7 @@ type learner struct {
 	texts *textmap.Map
 
 	mu      sync.Mutex // guards what follows, and what feeds log
-	now     time.Time  // the latest that was told
+	now     time.Time  // the latest that tell has noted
 	waiting []*lesson  // in the order of their times
 	learned Lessons
 }

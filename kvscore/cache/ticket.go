@@ -123,13 +123,13 @@ func (t *Ticket) End(last time.Time, computed bool, answer []uint64, n Counts) (
 	c := s.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	told := n
+	counted := n
 	if kept = computed && t.losses == s.losses; kept {
 		c.recordCounts(t, &n)
 	}
 	if t.lesson != nil {
-		told.Prompt = Believable(told.Prompt, t.estimate)
-		c.learn(t, kept, answer, &told)
+		counted.Prompt = Believable(counted.Prompt, t.estimate)
+		c.learn(t, kept, answer, &counted)
 	}
 	if t.fed && kept {
 		c.awaitEvents(last, t, answer)

@@ -91,7 +91,7 @@ func (w *Worker) Applied(rank int) Applied {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.did
-	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.told.Knowledge
+	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.described.Knowledge
 	if r.feed != nil {
 		for t := range a.Held {
 			a.Held[t] = r.feed.Blocks(cache.Tier(t)) //nolint:gosec // a tier
@@ -111,18 +111,18 @@ type rank struct {
 	engine Engine
 	feed   *cache.Feed // nil if there was no room for one
 
-	mu       sync.Mutex // publishers may speak of each other's ranks
-	info     cache.FeedInfo
-	told     cache.FeedInfo // what the caches know
-	sized    bool           // an event since the last reset has told the block size
-	lost     bool           // an event since the last reset could not be read
-	foreign  bool           // the publisher names a rank that the router does not know
-	doubted  bool           // the engine reports something else
-	state    State
-	complete bool
-	did      Applied
-	contents []uint64
-	stored   cache.Stored
+	mu        sync.Mutex // publishers may speak of each other's ranks
+	info      cache.FeedInfo
+	described cache.FeedInfo // what the caches know
+	sized     bool           // an event since the last reset has the block size
+	lost      bool           // an event since the last reset could not be read
+	foreign   bool           // the publisher names a rank that the router does not know
+	doubted   bool           // the engine reports something else
+	state     State
+	complete  bool
+	did       Applied
+	contents  []uint64
+	stored    cache.Stored
 }
 
 // Recorder is a [Sink] for what one publisher says. Batches may name another rank than that
@@ -293,8 +293,8 @@ func (r *rank) describe() {
 	case r.state == Live || r.state == Untrusted:
 		info.Knowledge = cache.Partial
 	}
-	if info != r.told {
-		r.told = info
+	if info != r.described {
+		r.described = info
 		r.feed.Describe(info)
 	}
 }

@@ -63,8 +63,8 @@ func (a *applied) wants(what string, rank int, tokens int64, k kvscore.Knowledge
 	a.wantsBlocks(what, rank, tokens, k, "", salt, blocksOf(prompt...))
 }
 
-// told applies events of rank 0.
-func (a *applied) told(events ...Event) {
+// take applies events of rank 0.
+func (a *applied) take(events ...Event) {
 	a.w.ranks[0].apply(a.w, &Batch{Rank: 0, Events: events}, time.Now())
 }
 
@@ -72,7 +72,7 @@ var namesAll = Engine{BlockTokens: 4, Adapters: true, Salts: true, HitsInFlight:
 
 func TestContinuationHasTheSaltOfItsParent(t *testing.T) {
 	a := newApplied(t, namesAll)
-	a.told(
+	a.take(
 		Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4, Salt: []byte("s")},
 		Event{Kind: Stored, Hashes: []uint64{2}, Parent: 1, HasParent: true, Tokens: ids(20), BlockSize: 4},
 		Event{Kind: Stored, Hashes: []uint64{3}, Tokens: ids(10), BlockSize: 4},
@@ -88,13 +88,13 @@ func TestBlocksWithExtraKeysStayApart(t *testing.T) {
 	prompt := slices.Concat(ids(10), ids(20), ids(30))
 	for i, image := range []string{"one", "another"} {
 		name := uint64(10 * i)
-		a.told(Event{
+		a.take(Event{
 			Kind: Stored, Hashes: []uint64{1, name + 2, name + 3}, Tokens: prompt, BlockSize: 4,
 			Extra: []ExtraKey{{Block: 1, Key: []byte(image)}},
 		})
 	}
 	a.wants("the same tokens alone", 0, 4, kvscore.Exact, "", prompt)
-	a.told(Event{Kind: Stored, Hashes: []uint64{5, 6}, Parent: 1, HasParent: true, Tokens: prompt[4:], BlockSize: 4})
+	a.take(Event{Kind: Stored, Hashes: []uint64{5, 6}, Parent: 1, HasParent: true, Tokens: prompt[4:], BlockSize: 4})
 	a.wants("computed without the image", 0, 12, kvscore.Exact, "", prompt)
 	if got := a.w.Applied(0); got.Skipped != [Reasons]uint64{} {
 		t.Errorf("%+v", got)
@@ -103,7 +103,7 @@ func TestBlocksWithExtraKeysStayApart(t *testing.T) {
 
 func TestEventsThatCannotBeRead(t *testing.T) {
 	a := newApplied(t, namesAll)
-	a.told(Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4})
+	a.take(Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4})
 	b := &Batch{Rank: 0}
 	b.Skipped[UnknownMedium] = 1
 	a.w.ranks[0].apply(a.w, b, time.Now())
@@ -137,7 +137,7 @@ func TestClearsOfLongAgo(t *testing.T) {
 		_, l := a.s.Select(time.Now(), r, a.s.Refs(kvscore.Target{Worker: 1}), 0, nil, &sel)
 		l.End(true, nil)
 		a.p[0].State(state, false)
-		a.told(Event{Kind: Cleared})
+		a.take(Event{Kind: Cleared})
 		load, _ := a.s.Load(time.Now(), kvscore.Target{Worker: 1})
 		if (load.CachedTokens == 0) != forgets {
 			t.Errorf("while %s: the approximate model holds %d tokens", state, load.CachedTokens)
@@ -147,7 +147,7 @@ func TestClearsOfLongAgo(t *testing.T) {
 
 func TestDoubtedEvents(t *testing.T) {
 	a := newApplied(t, namesAll)
-	a.told(Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4})
+	a.take(Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4})
 	a.w.Doubt(true)
 	a.wants("in doubt", 0, 0, kvscore.Approximate, "", ids(10))
 	a.w.Doubt(false)
@@ -156,7 +156,7 @@ func TestDoubtedEvents(t *testing.T) {
 
 func TestOtherBlockSizes(t *testing.T) {
 	a := newApplied(t, Engine{BlockTokens: 16, HitsInFlight: true})
-	a.told(
+	a.take(
 		Event{Kind: Stored, Hashes: []uint64{1}, Tokens: ids(10), BlockSize: 4},
 		Event{Kind: Stored, Hashes: []uint64{2}, Tokens: ids(20)[:2], BlockSize: 2},
 	)
@@ -170,13 +170,13 @@ func TestOtherBlockSizes(t *testing.T) {
 func TestOneNameForTwoBlocks(t *testing.T) {
 	a := newApplied(t, namesAll)
 	prompt := slices.Concat(ids(10), ids(20), ids(30))
-	a.told(Event{Kind: Stored, Hashes: []uint64{1, 2, 1}, Tokens: prompt, BlockSize: 4})
+	a.take(Event{Kind: Stored, Hashes: []uint64{1, 2, 1}, Tokens: prompt, BlockSize: 4})
 	a.wants("a name twice", 0, 8, cache.Partial, "", prompt)
-	a.told(Event{Kind: Stored, Hashes: []uint64{2}, Parent: 2, HasParent: true, Tokens: ids(30), BlockSize: 4})
+	a.take(Event{Kind: Stored, Hashes: []uint64{2}, Parent: 2, HasParent: true, Tokens: ids(30), BlockSize: 4})
 	a.wants("the parent's name", 0, 8, cache.Partial, "", prompt)
 	if got := a.w.Applied(0); got.Skipped[Contradiction] != 2 || got.Stored != 2 {
 		t.Errorf("%+v", got)
 	}
-	a.told(Event{Kind: Removed, Hashes: []uint64{1, 2}})
+	a.take(Event{Kind: Removed, Hashes: []uint64{1, 2}})
 	a.wants("removed", 0, 0, cache.Approximate, "", prompt) // the deeper overlap counts
 }
