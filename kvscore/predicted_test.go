@@ -242,7 +242,7 @@ func TestTargetsTakeTurns(t *testing.T) {
 		"less of the prompt":    {func(a, _ *Candidate) { a.OverlapTokens = 16 }, 0},
 		"slower":                {func(_, b *Candidate) { b.Slowness = 1.3 }, 0},
 		"little memory":         {func(_, b *Candidate) { b.full = 0.8 }, 0},
-		"a client's wish":       {func(_, b *Candidate) { b.Factor = 1 }, 0},
+		"a client's hint":       {func(_, b *Candidate) { b.Factor = 1 }, 0},
 		"another router's":      {func(_, b *Candidate) { b.Others = true }, 0},
 		"an outlier":            {func(_, b *Candidate) { b.Outlier = true }, 0},
 		"one that just got one": {func(_, b *Candidate) { b.rested = 0 }, 0},

@@ -36,7 +36,7 @@ type Request struct {
 	// [Selection.Pick]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
-	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
+	// Priority is the client's hint: above 0, the request's own time weighs more; below 0,
 	// less. Only [PredictedLatency] uses it.
 	Priority int
 	// Phase is the part of the request that the chosen target does.

@@ -230,8 +230,8 @@ func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {
 					continue
 				}
 				got := string(lastOf(e).Body)
-				for wish := range strings.FieldsSeq(v.never) {
-					if strings.Contains(got, wish) {
+				for never := range strings.FieldsSeq(v.never) {
+					if strings.Contains(got, never) {
 						t.Errorf("%s %s: the engine got %s", v.kind, v.path, got[max(0, len(got)-300):])
 					}
 				}

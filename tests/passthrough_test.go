@@ -122,7 +122,7 @@ func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "priority on"), "trust tenants", "response_headers X-KV-"))
 	sum := sha256.Sum256([]byte("mine"))
 	scoped := `"` + hex.EncodeToString(sum[:16]) + `:s"`
-	const wishes = `"cache_salt":"victim","priority":99,"routed_dp_rank":1,"session_params":{"id":"s"},"session_id":"s"`
+	const hints = `"cache_salt":"victim","priority":99,"routed_dp_rank":1,"session_params":{"id":"s"},"session_id":"s"`
 	for _, v := range []struct{ method, path string }{
 		{"POST", "/generate"},
 		{"PUT", "/generate"},
@@ -136,7 +136,7 @@ func TestEveryMethodIsHeldToTheSame(t *testing.T) {
 		{"GET", "/generate"},
 	} {
 		received := len(e.Journal())
-		s.sendBy(t, v.method, v.path, `{"text":"x",`+wishes+`}`, "X-Tenant-Id", "mine")
+		s.sendBy(t, v.method, v.path, `{"text":"x",`+hints+`}`, "X-Tenant-Id", "mine")
 		if len(e.Journal()) == received {
 			t.Errorf("%s %s did not reach the engine", v.method, v.path)
 			continue

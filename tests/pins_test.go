@@ -31,7 +31,7 @@ func TestPinnedRequestsGoWhereTheySay(t *testing.T) {
 			{"", []string{"X-Worker-Instance-Id", id}},
 		} {
 			for _, stream := range []bool{false, true} {
-				c := wishing("hello", v.nvext)
+				c := withHints("hello", v.nvext)
 				c.Stream = stream
 				if a := s.chat(t.Context(), c, v.header...); !a.ok() || a.engine() != e.Name() || a.header.Get("X-KV-Reason") != "pin" || a.header.Get("X-KV-Worker") != id {
 					t.Errorf("%s %v: status %d, answered by %s, header %v", v.nvext, v.header, a.status, a.engine(), a.header)
@@ -43,7 +43,7 @@ func TestPinnedRequestsGoWhereTheySay(t *testing.T) {
 				t.Errorf("%s for worker %s: status %d, answered by %s", path, id, a.status, a.engine())
 			}
 		}
-		x := s.explain(t, wishing("hello", `{"backend_instance_id":`+id+`}`).body())
+		x := s.explain(t, withHints("hello", `{"backend_instance_id":`+id+`}`).body())
 		if x.Chosen == nil || x.Chosen.Reason != "pin" || fmt.Sprint(x.Chosen.Worker) != id || len(x.Candidates) != 1 || len(x.LeftOut) != 2 || x.LeftOut[0].Why != "not_named" {
 			t.Errorf("explained: %+v", x)
 		}
@@ -74,8 +74,8 @@ func TestImpossiblePins(t *testing.T) {
 		{`{"backend_instance_id":1,"allowed_worker_ids":[2]}`, nil, "allowed_worker_ids [2]"},
 		{`{"backend_instance_id":1,"routing_constraints":{"required_taints":["b"]}}`, nil, `required_taints ["b"]`},
 	} {
-		wantError(t, v.nvext, s.chat(t.Context(), wishing("hello", v.nvext), v.header...), 400, "invalid_pin", v.in)
-		if x := s.explain(t, wishing("hello", v.nvext).body(), v.header...); x.Refused == nil || x.Refused.Code != "invalid_pin" {
+		wantError(t, v.nvext, s.chat(t.Context(), withHints("hello", v.nvext), v.header...), 400, "invalid_pin", v.in)
+		if x := s.explain(t, withHints("hello", v.nvext).body(), v.header...); x.Refused == nil || x.Refused.Code != "invalid_pin" {
 			t.Errorf("%s explained: %+v", v.nvext, x)
 		}
 	}
@@ -121,7 +121,7 @@ func TestPinnedRanks(t *testing.T) {
 // worker again although that is marked down.
 func TestPinnedErrorIsTheAnswer(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	pinned := wishing("hello", `{"backend_instance_id":1}`)
+	pinned := withHints("hello", `{"backend_instance_id":1}`)
 	for _, block := range []string{"", "lb_retries 3", "lb_try_duration 1s"} {
 		addrs := engines[0].Addr() + " " + engines[1].Addr()
 		s := startCaddy(t, "kv_router {\n"+numbered(engines)+"trust pins\nreverse_proxy "+addrs+" {\n"+block+"\n}\n}")
@@ -155,9 +155,9 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	addrs := engines[0].Addr() + " " + engines[1].Addr()
 	s := startCaddy(t, "kv_router {\n"+numbered(engines)+"trust pins\nreverse_proxy "+addrs+" {\nhealth_uri /health\nhealth_interval 50ms\n}\n}")
-	s.mustChat(t, wishing("hello", `{"backend_instance_id":1}`))
+	s.mustChat(t, withHints("hello", `{"backend_instance_id":1}`))
 	s.drain(t, engines[0], "drain")
-	if a := s.mustChat(t, wishing("hello", `{"backend_instance_id":1}`)); a.engine() != "e1" {
+	if a := s.mustChat(t, withHints("hello", `{"backend_instance_id":1}`)); a.engine() != "e1" {
 		t.Errorf("of the drained worker: answered by %s", a.engine())
 	}
 	engines[0].SetFault(canned.Fault{Kind: canned.Status, Status: 500})
@@ -168,7 +168,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	if v, known := s.available(t, engines[0].Addr()); v != 0 || !known {
 		t.Errorf("the metrics say %v of a worker that is out, known: %v", v, known)
 	}
-	a := s.chat(t.Context(), wishing("hello", `{"backend_instance_id":1}`))
+	a := s.chat(t.Context(), withHints("hello", `{"backend_instance_id":1}`))
 	wantError(t, "out", a, 503, "no_worker", "worker 1, which the request names")
 	if a.header.Get("Retry-After") == "" {
 		t.Error("no Retry-After")
@@ -185,7 +185,7 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), maxRunning(1), "trust pins", "queue {\nmax_wait 1h\n}"))
 	first := hold(engines[0])
-	pinned := string(wishing("pinned", `{"backend_instance_id":1}`).body())
+	pinned := string(withHints("pinned", `{"backend_instance_id":1}`).body())
 	a := s.start(t, "/v1/chat/completions", pinned)
 	runs(t, first, 1)
 	b := s.start(t, "/v1/chat/completions", pinned)
@@ -208,7 +208,7 @@ func TestDirectMode(t *testing.T) {
 		header     []string
 	}{
 		{"/v1/chat/completions", string(ask("hello").body()), nil},
-		{"/v1/chat/completions", string(wishing("hello", `{"dp_rank":0}`).body()), nil},
+		{"/v1/chat/completions", string(withHints("hello", `{"dp_rank":0}`).body()), nil},
 		{"/v1/chat/completions", gzipped(string(ask("hello").body())), []string{"Content-Encoding", "gzip"}},
 		{"/v1/messages", `{"model":"m","messages":[]}`, nil},
 		{"/v1/completions", `{"model":`, nil},
@@ -217,7 +217,7 @@ func TestDirectMode(t *testing.T) {
 	}
 	for i, e := range engines {
 		id := fmt.Sprint(i + 1)
-		if a := s.mustChat(t, wishing("hello", `{"backend_instance_id":`+id+`}`)); a.engine() != e.Name() {
+		if a := s.mustChat(t, withHints("hello", `{"backend_instance_id":`+id+`}`)); a.engine() != e.Name() {
 			t.Errorf("worker %s: answered by %s", id, a.engine())
 		}
 		if a := s.post(t.Context(), "/v1/chat/completions", []byte(gzipped("{}")), "Content-Encoding", "gzip", "X-Worker-Instance-Id", id); a.engine() != e.Name() {
@@ -240,7 +240,7 @@ func TestDirectMode(t *testing.T) {
 		t.Errorf("not an inference request: status %d, error %v", status, err)
 	}
 	// Everybody is trusted with pins, and with nothing else.
-	if a := s.mustChat(t, wishing("hello", `{"backend_instance_id":1,"annotations":["query_instance_id"]}`)); a.engine() != "e1" {
+	if a := s.mustChat(t, withHints("hello", `{"backend_instance_id":1,"annotations":["query_instance_id"]}`)); a.engine() != "e1" {
 		t.Errorf("answered by %s, body %.200q", a.engine(), a.body)
 	}
 }

@@ -65,7 +65,7 @@ func TestQueryTellsTheWorker(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			prompt := v.name + strings.Repeat(" is a prompt of several blocks, which one of them holds", 20)
 			warm := s.mustChat(t, ask(prompt)).header.Get("X-KV-Worker")
-			c := wishing(prompt, `{"annotations":["`+v.annotation+`"]}`)
+			c := withHints(prompt, `{"annotations":["`+v.annotation+`"]}`)
 			c.Stream = v.stream
 			q := queried(t, s.post(t.Context(), v.path, c.body()), v.stream)
 			if q.ID == "" || q.Object != v.object || (q.Choices != nil) != (v.object != "") {
@@ -135,7 +135,7 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 			{`{"annotations":["query_instance_id"],"backend_instance_id":2}`, "bound", 200},
 			{`{"annotations":["query_instance_id"],"session_control":{"session_id":"x","action":"bind"}}`, "", 200},
 		} {
-			c := wishing(fmt.Sprint(prompt, i%2), v.nvext)
+			c := withHints(fmt.Sprint(prompt, i%2), v.nvext)
 			c.Stream = i%2 == 1
 			header := []string{}
 			if v.session != "" {
@@ -182,10 +182,10 @@ func TestQueryIsRefusedAsItsRequest(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "trust explain pins overrides"))
 	const query = `{"annotations":["query_instance_id"],`
-	wantError(t, "unknown worker", s.chat(t.Context(), wishing("x", query+`"backend_instance_id":9}`)), 400, "invalid_pin", "id 9")
-	wantError(t, "taints", s.chat(t.Context(), wishing("x", query+`"routing_constraints":{"required_taints":["gold"]}}`)), 503, "no_worker", `["gold"]`)
+	wantError(t, "unknown worker", s.chat(t.Context(), withHints("x", query+`"backend_instance_id":9}`)), 400, "invalid_pin", "id 9")
+	wantError(t, "taints", s.chat(t.Context(), withHints("x", query+`"routing_constraints":{"required_taints":["gold"]}}`)), 503, "no_worker", `["gold"]`)
 	s.drain(t, engines[0], "drain")
-	if q := queried(t, s.mustChat(t, wishing("x", query+`"dp_rank":0}`)), false); q.NVExt.WorkerID["decode_worker_id"] != 2 {
+	if q := queried(t, s.mustChat(t, withHints("x", query+`"dp_rank":0}`)), false); q.NVExt.WorkerID["decode_worker_id"] != 2 {
 		t.Errorf("told %v, while worker 1 is drained", q.NVExt.WorkerID)
 	}
 }

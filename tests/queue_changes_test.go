@@ -170,7 +170,7 @@ func TestFullWorkersAreExplained(t *testing.T) {
 			t.Errorf("%d full: %+v", full, e)
 		}
 		// the one that it would wait for
-		if q := queried(t, h.mustChat(t, wishing("hello", `{"annotations":["query_instance_id"]}`)), false); q.NVExt.WorkerID["decode_worker_id"] == 0 {
+		if q := queried(t, h.mustChat(t, withHints("hello", `{"annotations":["query_instance_id"]}`)), false); q.NVExt.WorkerID["decode_worker_id"] == 0 {
 			t.Errorf("%d full: told %v", full, q.NVExt.WorkerID)
 		}
 	}

@@ -234,7 +234,7 @@ func TestPrioritiesOrderTheQueue(t *testing.T) {
 		{`{"agent_hints":{"strict_priority":1}}`, append([]string{"X-Dynamo-Request-Strict-Priority", "2"}, trusted...)},
 		{`{"agent_hints":{"strict_priority":9,"priority":99}}`, nil},
 	} {
-		all = append(all, h.start(t, "/v1/chat/completions", string(wishing(fmt.Sprintf("request %d", i+1), v.nvext).body()), v.header...))
+		all = append(all, h.start(t, "/v1/chat/completions", string(withHints(fmt.Sprintf("request %d", i+1), v.nvext).body()), v.header...))
 		h.wantWaiting(t, i+1)
 	}
 	const full = "all workers are full"
@@ -246,7 +246,7 @@ func TestPrioritiesOrderTheQueue(t *testing.T) {
 		t.Errorf("a request that waits is explained as %+v", got)
 	}
 	// The queue is full: one with a priority takes the place of the last.
-	late := h.start(t, "/v1/chat/completions", string(wishing("request 8", `{"agent_hints":{"priority":120}}`).body()), trusted...)
+	late := h.start(t, "/v1/chat/completions", string(withHints("request 8", `{"agent_hints":{"priority":120}}`).body()), trusted...)
 	if a := all[7].wait(t); a.status != http.StatusTooManyRequests {
 		t.Errorf("the last one got %d", a.status)
 	}

@@ -154,7 +154,7 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	want("second turn", s.mustChat(t, ask("c"), id...), source, "bound")
 	want("the same key in nvext", s.mustChat(t, controlled("d", ""), "X-Session-Id", "other"), "nvext", "bound")
 	other := 3 - int(first.engine()[1]-'0')
-	want("a pin elsewhere", s.mustChat(t, wishing("e", fmt.Sprintf(`{"backend_instance_id":%d}`, other)), id...), source, "away")
+	want("a pin elsewhere", s.mustChat(t, withHints("e", fmt.Sprintf(`{"backend_instance_id":%d}`, other)), id...), source, "away")
 	pinned := controlled("a pinned first turn", "")
 	pinned.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":"p"},"backend_instance_id":%d}`, other)
 	want("a pinned first turn", s.mustChat(t, pinned), "nvext", "new")
@@ -187,7 +187,7 @@ func TestPreferencesSteer(t *testing.T) {
 		{`{"a":0.1,"c":0.5}`, "e3"},
 	} {
 		for i := range 6 {
-			c := wishing(fmt.Sprintf("%d of %s: %s", i, v.weights, strings.Repeat("many words ", 40)), `{"routing_constraints":{"preferred_taints":`+v.weights+`}}`)
+			c := withHints(fmt.Sprintf("%d of %s: %s", i, v.weights, strings.Repeat("many words ", 40)), `{"routing_constraints":{"preferred_taints":`+v.weights+`}}`)
 			if a := s.mustChat(t, c); a.engine() != v.want {
 				t.Errorf("preferring %s: answered by %s, want %s", v.weights, a.engine(), v.want)
 			}
@@ -197,8 +197,8 @@ func TestPreferencesSteer(t *testing.T) {
 	// advantage.
 	prompt := strings.Repeat("a prompt that one of them holds ", 100)
 	warm := s.mustChat(t, ask(prompt)).engine()
-	x := explain(wishing(prompt, `{}`).body())
-	y := explain(wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
+	x := explain(withHints(prompt, `{}`).body())
+	y := explain(withHints(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
 	alike := func(x adminExplained) bool { // attention makes a difference
 		a, b, c := x.Candidates[0].Cost, x.Candidates[1].Cost, x.Candidates[2].Cost
 		return min(a, b, c) > 0.9*max(a, b, c)
@@ -206,7 +206,7 @@ func TestPreferencesSteer(t *testing.T) {
 	if fmt.Sprint("e", x.Chosen.Worker) != warm || alike(x) || !alike(y) {
 		t.Errorf("candidates %+v, with the override %+v", x.Candidates, y.Candidates)
 	}
-	z := explain(wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
+	z := explain(withHints(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
 	if len(z.Chosen.Drawn) != 3 {
 		t.Errorf("with a temperature: %+v", z.Chosen)
 	}

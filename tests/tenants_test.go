@@ -62,8 +62,8 @@ func TestTenantsShareNothing(t *testing.T) {
 	}
 	equal(t, s.pool(t).Sessions, 3, "sessions")
 	// A key that is written as a tenant's is kept is nobody's but the client's.
-	s.mustChat(t, wishing("hello", `{"session_control":{"session_id":"\u0000t1:amine"}}`))
-	s.mustChat(t, wishing("hello", `{"session_params":{"id":"mine"}}`))
+	s.mustChat(t, withHints("hello", `{"session_control":{"session_id":"\u0000t1:amine"}}`))
+	s.mustChat(t, withHints("hello", `{"session_params":{"id":"mine"}}`))
 	equal(t, s.pool(t).Sessions, 4, "sessions")
 	eventually(t, "the end", func() bool { return s.pool(t).Leases == 0 })
 }
@@ -203,7 +203,7 @@ func TestSessionsOfTenantsAreApart(t *testing.T) {
 	// what nvext says of the session is scoped in the same way
 	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "dynamo"), "trust tenants"))
 	session := func(header ...string) string {
-		s.mustChat(t, wishing("hi", `{"session_control":{"session_id":"s"}}`), header...)
+		s.mustChat(t, withHints("hi", `{"session_control":{"session_id":"s"}}`), header...)
 		return lastOf(e).Header.Get("X-Dynamo-Session-Id")
 	}
 	s.mustChat(t, ask("hi"), "X-Tenant-Id", "a", "X-Dynamo-Session-Id", "s")
@@ -252,7 +252,7 @@ func TestTenantsOfAnyName(t *testing.T) {
 	if got := string(lastOf(e).Body); got != `{"messages":[],"cache_salt":"own"}` || lastOf(e).Header.Get("X-Tenant-Id") != "" {
 		t.Errorf("without trust the engine got %s", got)
 	}
-	equal(t, s.dropped(t, "tenants")-before, 1, "wishes dropped of tenants")
+	equal(t, s.dropped(t, "tenants")-before, 1, "hints dropped of tenants")
 }
 
 // TestClassesAndTenants has the operator's matchers choose the class, and placeholders the tenant. What
@@ -305,7 +305,7 @@ class named {
 	} {
 		c := ask("who am I?")
 		if v.nvext != "" {
-			c = wishing("who am I?", v.nvext)
+			c = withHints("who am I?", v.nvext)
 		}
 		if v.model != "" {
 			c.Model = v.model

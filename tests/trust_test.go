@@ -43,8 +43,8 @@ func numbered[E interface{ Addr() string }](engines []E, more ...string) string 
 	return b.String()
 }
 
-// wishing returns a chat with an nvext.
-func wishing(content, nvext string) chat {
+// withHints returns a chat with an nvext.
+func withHints(content, nvext string) chat {
 	c := ask(content)
 	c.Nvext = json.RawMessage(nvext)
 	return c
@@ -90,7 +90,7 @@ func members(t *testing.T, body []byte) []string {
 	return slices.Sorted(maps.Keys(m))
 }
 
-// dropped returns how many wishes were dropped for the lack of a grant, empty for any.
+// dropped returns how many hints were dropped for the lack of a grant, empty for any.
 func (s *server) dropped(t *testing.T, grant string) float64 {
 	t.Helper()
 	if grant == "" {
@@ -99,16 +99,16 @@ func (s *server) dropped(t *testing.T, grant string) float64 {
 	return s.scrape(t).value(nvextDropped, `grant="`+grant+`"`)
 }
 
-// TestGrants sends each kind of wish from a client with the grant and from one without.
-// Without it the router counts the wish and drops it before the engine.
+// TestGrants sends each kind of hint from a client with the grant and from one without.
+// Without it the router counts the hint and drops it before the engine.
 func TestGrants(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	prompt := strings.Repeat("a prompt that is long enough for several blocks ", 20)
 	for _, v := range []struct {
 		grant, nvext string
 		header       []string
-		// honoured tells of an answer whether the wish was.
-		honoured func(s *server, a answer) bool
+		// applied tells of an answer whether the hint was.
+		applied func(s *server, a answer) bool
 	}{
 		{"pins", `{"backend_instance_id":2}`, nil, func(_ *server, a answer) bool {
 			return a.engine() == "e2" && a.header.Get("X-KV-Reason") == "pin"
@@ -125,13 +125,13 @@ func TestGrants(t *testing.T) {
 			s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", trust(v.grant)))
 			s.mustChat(t, ask(prompt))
 			before := s.scrape(t)
-			if a := s.chat(t.Context(), wishing(prompt, v.nvext), append(v.header, trusted...)...); !v.honoured(s, a) {
+			if a := s.chat(t.Context(), withHints(prompt, v.nvext), append(v.header, trusted...)...); !v.applied(s, a) {
 				t.Errorf("%s of a client that is trusted: status %d, header %v, body %.300q", v.nvext, a.status, a.header, a.body)
 			}
-			equal(t, s.scrape(t).value(nvextDropped)-before.value(nvextDropped), 0, "dropped wishes of the trusted client")
-			a := s.mustChat(t, wishing(prompt, v.nvext), v.header...)
-			if v.honoured(s, a) && !strings.HasPrefix(v.nvext, `{"decode`) || a.header.Get("X-KV-Reason") == "pin" {
-				t.Errorf("%s of a client that is not trusted was honoured: header %v", v.nvext, a.header)
+			equal(t, s.scrape(t).value(nvextDropped)-before.value(nvextDropped), 0, "dropped hints of the trusted client")
+			a := s.mustChat(t, withHints(prompt, v.nvext), v.header...)
+			if v.applied(s, a) && !strings.HasPrefix(v.nvext, `{"decode`) || a.header.Get("X-KV-Reason") == "pin" {
+				t.Errorf("%s of a client that is not trusted was applied: header %v", v.nvext, a.header)
 			}
 			for _, e := range engines {
 				for _, r := range e.Journal() {
@@ -149,7 +149,7 @@ func TestGrants(t *testing.T) {
 					want = 1
 				}
 				label := `grant="` + name + `"`
-				equal(t, after.value(nvextDropped, label)-before.value(nvextDropped, label), want, "wishes dropped of %s", name)
+				equal(t, after.value(nvextDropped, label)-before.value(nvextDropped, label), want, "hints dropped of %s", name)
 			}
 			s.booksAtZero(t)
 		})
@@ -219,7 +219,7 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 	}
 }
 
-// TestEnginesOwnMembersNeedTrust has clients use the engine's own members for wishes that
+// TestEnginesOwnMembersNeedTrust has clients use the engine's own members for hints that
 // need a grant in nvext. Without the grant, the router removes and counts them.
 func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
@@ -247,7 +247,7 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 		if got := lastOf(e); !strings.Contains(v.worker, "dp_size") && string(got.Body) != string(body) {
 			t.Errorf("%s, %s: of a client that is trusted the engine got %s", v.kind, v.worker, got.Body)
 		}
-		equal(t, s.dropped(t, "")-before, 0, "%s: dropped wishes of the trusted client", v.kind)
+		equal(t, s.dropped(t, "")-before, 0, "%s: dropped hints of the trusted client", v.kind)
 		s.post(t.Context(), v.path, body)
 		want := append(strings.Fields(v.kept), plain...)
 		slices.Sort(want)
@@ -258,7 +258,7 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 		if v.kept == "priority" {
 			drops = 0
 		}
-		equal(t, s.dropped(t, "")-before, drops, "%s, %s: wishes dropped", v.kind, v.worker)
+		equal(t, s.dropped(t, "")-before, drops, "%s, %s: hints dropped", v.kind, v.worker)
 		s.booksAtZero(t)
 	}
 }
@@ -268,15 +268,15 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 func TestNvextOfOtherAPIs(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	const path, rest = "/v1/images/generations", `"model":"m","prompt":"x"`
-	const wishes = `"nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":1,"greed_sampling":true}`
+	const hints = `"nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":1,"greed_sampling":true}`
 	deep := `"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + ","
 	for _, v := range []struct{ kind, sent, want string }{
-		{"vllm", "{" + wishes + "," + rest + "}", "{" + rest + "}"},
-		{"dynamo", "{" + wishes + "," + rest + "}", `{"nvext":{"greed_sampling":true},` + rest + "}"},
+		{"vllm", "{" + hints + "," + rest + "}", "{" + rest + "}"},
+		{"dynamo", "{" + hints + "," + rest + "}", `{"nvext":{"greed_sampling":true},` + rest + "}"},
 		{"trtllm", `{"nvext":null,` + rest + "}", "{" + rest + "}"},
 		{"vllm", `{"nvext":null,` + rest + "}", `{"nvext":null,` + rest + "}"},
 		{"vllm", "{" + rest + "}", "{" + rest + "}"},
-		{"dynamo", "{" + deep + wishes + "," + rest + "}", "{" + deep + wishes + "," + rest + "}"}, // it cannot be read
+		{"dynamo", "{" + deep + hints + "," + rest + "}", "{" + deep + hints + "," + rest + "}"}, // it cannot be read
 		{"vllm", "[" + rest, "[" + rest},
 	} {
 		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind)))
@@ -334,7 +334,7 @@ func TestHeadersOfEnginesNeedTrust(t *testing.T) {
 			if v.kind == "dynamo" && (got.Get("X-Dynamo-Session-Id") != "s" || got.Get("X-Dynamo-Session-Final") != "true") {
 				t.Errorf("%s, trusted %v: the Dynamo got %v", v.path, trusts, got)
 			}
-			equal(t, s.dropped(t, v.grant)-before, drops, "%s, trusted %v: wishes dropped", v.path, trusts)
+			equal(t, s.dropped(t, v.grant)-before, drops, "%s, trusted %v: hints dropped", v.path, trusts)
 		}
 	}
 }

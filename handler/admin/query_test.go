@@ -61,7 +61,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &plan.Plan{HTTP: httptest.NewRequest(http.MethodPost, "/v1/completions", nil), API: of, Request: req, Wishes: plan.Wishes{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
+		p := &plan.Plan{HTTP: httptest.NewRequest(http.MethodPost, "/v1/completions", nil), API: of, Request: req, Hints: plan.Hints{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
 		the.Asking.Store(v.asking)
 		the.Memory.Held.Add(v.bodies)
 		ids := x.askTokens(p, the.Worker("127.0.0.1:1"))

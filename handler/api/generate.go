@@ -79,7 +79,7 @@ func (a *Answer) output(b []byte, i int) int {
 	meta.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("completion_tokens", &completion),
 		rawjson.To("cached_tokens", &cached), rawjson.To("finish_reason", &finish))
 	if finish.First(b) == '{' {
-		if n := statusNumber(finish.Get(b, "status_code").Of(b)); n > 0 { // of an abort that was no wish
+		if n := statusNumber(finish.Get(b, "status_code").Of(b)); n > 0 { // of an abort that nobody asked for
 			e := errorCause{number: n}
 			e.read(b, finish.Get(b, "message"), 0)
 			a.blame(e.status())

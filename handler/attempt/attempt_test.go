@@ -57,7 +57,7 @@ func newAttempt(t testing.TB, over transport, o owner) (*Attempt, *http.Request)
 	}
 	c := &Call{
 		Runner: &Runner{Pool: p, Transport: over, Logger: zap.NewNop()}, Owner: o, Ready: time.Now(),
-		Plan: &plan.Plan{ID: "r", API: parsed.API, Request: parsed, Model: "m", Wishes: plan.Wishes{Ext: new(nvext.Ext)}},
+		Plan: &plan.Plan{ID: "r", API: parsed.API, Request: parsed, Model: "m", Hints: plan.Hints{Ext: new(nvext.Ext)}},
 		Body: body.NewReplay(buf, buf.Data),
 	}
 	c.Plan.ShowsHealth = true

@@ -71,7 +71,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		for _, w := range h.pool.All() {
 			w.ModelMetrics("") // the first request of a worker makes its metrics
 		}
-		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Prompt: cache.Prompt{Tokens: 100}, Streamed: true}}}
+		p := &plan.Plan{Hints: plan.Hints{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Prompt: cache.Prompt{Tokens: 100}, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
 			d := newTestDispatch(h, p)
 			if d.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {

@@ -256,7 +256,7 @@ func (s *Dispatcher) FallBack(reason string) {
 	s.Pool.Raise(time.Now(), "fallback "+reason)
 }
 
-// CountDropped counts the grants that a request's wishes lack, and its routing headers that
+// CountDropped counts the grants that a request lacks for its hints, and its routing headers that
 // cannot be read.
 func (s *Dispatcher) CountDropped(lacks nvext.Grants, malformed []string) {
 	if lacks == 0 && len(malformed) == 0 {

@@ -155,8 +155,8 @@ func wantedWorkers(workers ...worker.Settings) *pool.Settings {
 // look-up would make another worker of it.
 func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 	for name, p := range map[string]*plan.Plan{
-		"free":   {Wishes: plan.Wishes{Ext: &plan.NoExt}},
-		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: worker.DerivedID("new:1"), Field: "x"}},
+		"free":   {Hints: plan.Hints{Ext: &plan.NoExt}},
+		"pinned": {Hints: plan.Hints{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: worker.DerivedID("new:1"), Field: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.HTTP = httptest.NewRequest(http.MethodGet, "/", nil)
@@ -196,7 +196,7 @@ func TestPreference(t *testing.T) {
 func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Request) {
 	tb.Helper()
 	h := testHandler(tb, "127.0.0.1:1")
-	p := &plan.Plan{Model: "m", Wishes: plan.Wishes{Ext: &plan.NoExt}}
+	p := &plan.Plan{Model: "m", Hints: plan.Hints{Ext: &plan.NoExt}}
 	d := newTestDispatch(h, p)
 	if d.Select(ctx, h.ReverseProxy.Upstreams) == nil {
 		tb.Fatal("no worker")

@@ -245,10 +245,10 @@ func FuzzCut(f *testing.F) {
 		if err = cmp.Or(err, known.Decode(new(wire))); err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
-		// A Dynamo gets what the router honours.
+		// A Dynamo gets what the router applies.
 		before.Restrict(g)
 		if before.AgentHints != after.AgentHints || before.DPRank != after.DPRank || before.Annotations != after.Annotations {
-			t.Fatalf("%s became %s: %+v, but %+v is honoured", raw, out, after, before)
+			t.Fatalf("%s became %s: %+v, but %+v is applied", raw, out, after, before)
 		}
 		if dropped := after.Restrict(g); dropped != 0 {
 			t.Fatalf("%s became %s, which has %v", raw, out, dropped)

@@ -44,7 +44,7 @@ type Plan struct {
 
 	Prompt
 	Who
-	Wishes
+	Hints
 	Content
 	Handling
 }
@@ -56,8 +56,8 @@ type Prompt struct {
 	Given     bool // the ids of nvext.token_data are the prompt
 }
 
-// Wishes is what the client asks of the router.
-type Wishes struct {
+// Hints is what the client asks of the router.
+type Hints struct {
 	Ext       *nvext.Ext   // only what is granted; never nil
 	Grants    nvext.Grants // of what the request needs
 	Dropped   nvext.Grants // what the request needs and is not granted

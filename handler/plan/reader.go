@@ -54,7 +54,7 @@ type Reader struct {
 
 // Read makes the plan of a request. An error leaves the request with its body.
 func (rd *Reader) Read(r *http.Request) (*Plan, error) {
-	p := &Plan{HTTP: r, ID: requestID(r), Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
+	p := &Plan{HTTP: r, ID: requestID(r), Name: engine.PostTo(r.URL.Path), Hints: Hints{Ext: &NoExt}}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut { // SGLang takes PUT where it takes POST
 		if p.API = api.For(r.URL.Path); p.API != nil {
 			p.Name, p.prefills = p.API.Name(), p.API.Work() != api.Count

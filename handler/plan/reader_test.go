@@ -277,7 +277,7 @@ func FuzzHeaders(f *testing.F) {
 		}
 		r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", http.NoBody)
 		r.Header = header.Clone()
-		p := &Plan{Wishes: Wishes{headers: headersNeed(r.Header)}}
+		p := &Plan{Hints: Hints{headers: headersNeed(r.Header)}}
 		if err := rd.takeExt(r, p, body); err != nil {
 			t.Fatalf("%q and %s: %v", lines, raw, err)
 		}

@@ -88,7 +88,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 		t.Fatal(err)
 	}
 	r := &request{t: t, prefill: p.Worker("p:1")}
-	of := &plan.Plan{API: parsed.API, Request: parsed, Model: "m", Wishes: plan.Wishes{Ext: new(nvext.Ext)}}
+	of := &plan.Plan{API: parsed.API, Request: parsed, Model: "m", Hints: plan.Hints{Ext: new(nvext.Ext)}}
 	of.Name, of.ShowsHealth = parsed.API.Name(), true
 	of.HTTP = httptest.NewRequest(http.MethodPost, "http://d:1/v1/completions", bytes.NewReader(buf.Data)).WithContext(t.Context())
 	var tables pool.Tables

@@ -58,10 +58,10 @@ type Sink interface {
 // Stream follows one publisher: it subscribes, replays what was published before, finds gaps
 // and restarts, and hands the batches to its sink in order. It does not decode them.
 type Stream struct {
-	cfg  Config
-	sink Sink
-	log  *zap.Logger
-	wish chan struct{} // holds that of Resync
+	cfg     Config
+	sink    Sink
+	log     *zap.Logger
+	resyncs chan struct{} // holds the request of Resync
 
 	at    position // of Run's goroutine alone, as is noted
 	noted noted
@@ -88,14 +88,14 @@ func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
 		c.Rand = rand.Float64
 	}
 	log = log.With(zap.String("endpoint", c.Endpoint))
-	return &Stream{cfg: c, sink: sink, log: log, wish: make(chan struct{}, 1)}, nil
+	return &Stream{cfg: c, sink: sink, log: log, resyncs: make(chan struct{}, 1)}, nil
 }
 
 // Resync makes everything void that the sink holds, and replays from the beginning. It is for
 // a sink that finds the publisher's events in contradiction to each other or to the engine.
 func (s *Stream) Resync() {
 	select {
-	case s.wish <- struct{}{}:
+	case s.resyncs <- struct{}{}:
 	default:
 	}
 }
@@ -169,7 +169,7 @@ func (s *Stream) follow(ctx context.Context, box *inbox) error {
 			}
 		case <-s.at.retry:
 			s.begin(ctx, box)
-		case <-s.wish:
+		case <-s.resyncs:
 			s.resync(ctx, box)
 		}
 	}

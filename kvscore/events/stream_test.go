@@ -372,7 +372,7 @@ func TestResync(t *testing.T) {
 		r.set(func() { r.down = false })
 		r.wait(10 * time.Second)
 		r.holds(0, 4, Live, true)
-		if st := r.s.Status(); st.Replays != 5 { // the fourth continues, before the wish is seen
+		if st := r.s.Status(); st.Replays != 5 { // the fourth continues, before the request to resync is seen
 			t.Errorf("status %+v", st)
 		}
 	})
