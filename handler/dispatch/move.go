@@ -35,7 +35,7 @@ type remainder struct {
 	well   bool         // the worker so far is well, and so is its host
 
 	failed    []*worker.Worker // that cannot give it, or have not
-	left      int              // attempts that may follow
+	triesLeft int              // attempts that may follow
 	exact     bool             // the latest attempt asks for it by the ids of tokens
 	refused   bool             // an engine cannot go on with the ids of the answer's tokens
 	blameless bool             // the latest attempt failed by no fault of its worker
@@ -44,7 +44,7 @@ type remainder struct {
 // Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
 // the queue, within the retry budget.
 func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
-	d, left := o.d, o.attempt
+	d, from := o.d, o.attempt
 	ctx := d.proxied.Context()
 	if ctx.Err() != nil {
 		return nil
@@ -68,7 +68,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		}
 		d.suspects++
 	}
-	charged := left.ForbidMove() || misfit // by the pool, to the budget; or free
+	charged := from.ForbidMove() || misfit // by the pool, to the budget; or free
 	if reason != "" {
 		if !misfit {
 			o.refuseMove(reason)
@@ -91,9 +91,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		outcome = "failed"
 		o.refuseMove(reason)
 	case drained:
-		left.CountOutcome(observe.AttemptDrained, false)
+		from.CountOutcome(observe.AttemptDrained, false)
 	default:
-		left.CountOutcome(observe.AttemptResumed, !r.well)
+		from.CountOutcome(observe.AttemptResumed, !r.well)
 	}
 	cause := resume.Cause(why)
 	resumedTotal.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
@@ -196,15 +196,15 @@ func (o *delivery) refuseMove(reason string) {
 // gives it becomes the stream's.
 func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 	d, o, old := r.d, r.delivery, r.attempt.Worker
-	left := old
+	excluded := old
 	if r.pair != nil || r.unable {
-		left = nil // the decode worker is well, or may go on otherwise
+		excluded = nil // the decode worker is well, or may go on otherwise
 	}
 	var reason string
-	if r.failed, reason = resume.Without(d.offers, left, d.plan.API.Name(), r.rest.Way); reason != "" {
+	if r.failed, reason = resume.Without(d.offers, excluded, d.plan.API.Name(), r.rest.Way); reason != "" {
 		return nil, reason
 	}
-	r.left, r.refused, r.blameless = mostAttempts, false, false
+	r.triesLeft, r.refused, r.blameless = mostAttempts, false, false
 	d.Rest = r.rest
 	resp, err := d.run(ctx, r) //nolint:bodyclose // the stream's reader closes it
 	if err != nil {
@@ -320,7 +320,7 @@ func (r *remainder) seat(ctx context.Context) error {
 	a := d.attempt
 	r.failed = append(r.failed, a.Worker)
 	d.tried = []*worker.Worker{a.Worker} // the stream may come back to the others later
-	r.left--
+	r.triesLeft--
 	r.exact = r.rest.Way == api.WayExact
 	resume.CountTokens(ctx, r.rest, attempt.ModelAt(d.plan, a.Worker), a.Worker, func(ctx context.Context, most int64) engine.Post {
 		return d.AskTokenizer(ctx, d.plan, a.Worker, most)
@@ -346,7 +346,7 @@ func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Re
 	r.blameless = v.outcome.Kind <= worker.OutcomeGood
 	v.blameless = r.blameless
 	r.refused = r.exact && (refuses || errors.Is(err, resume.ErrExact))
-	last := r.refused || r.left == 0 || v.suspect && r.d.lastSuspect()
+	last := r.refused || r.triesLeft == 0 || v.suspect && r.d.lastSuspect()
 	if ctx.Err() == nil && !last && r.d.affordable(err) {
 		v.do = retry
 	}
