@@ -300,7 +300,11 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 		return nil, false, err
 	}
 	if a.Terms.Split {
-		if d.phases, err = d.split.Begin(d, a, req); errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
+		phases, whole, err := d.split.Begin(d, a, req)
+		if !whole {
+			d.phases = phases
+		}
+		if errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
 			d.turnAway(err)
 			err = d.wait.turnedAway
 		}

@@ -34,7 +34,7 @@ type Owner interface {
 // the decode phase once the prefill phase has its answer.
 type Phases struct {
 	Decode  *attempt.Attempt
-	Prefill *attempt.Attempt // its seat ends with the phase; nil if there was no worker
+	Prefill *attempt.Attempt // its seat ends with the phase; nil if none was found, which is an error of Begin
 
 	split *Request
 	owner Owner
@@ -104,13 +104,14 @@ var (
 )
 
 // Begin begins the phases of an attempt that splits the request: if the decode phase follows the prefill
-// phase, it makes that one. It returns nil if the decode worker is to serve the whole request. The error is
-// an *Error, the queue's, or the context's.
-func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases, error) {
-	l := &Phases{split: s, owner: o, Decode: a, done: make(chan struct{}), client: req.Context()}
+// phase, it makes that one. whole: the phases have ended, and the decode worker is to serve the whole request.
+// Otherwise the caller ends them with Leave, also after an error. The error is an *Error, the queue's, or the
+// context's.
+func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (l *Phases, whole bool, err error) {
+	l = &Phases{split: s, owner: o, Decode: a, done: make(chan struct{}), client: req.Context()}
 	if err := l.seat(req.Context()); err != nil {
 		close(l.done)
-		return l, err
+		return l, false, err
 	}
 	l.describe()
 	a.Phase, a.Prefill = &l.phase, l.Prefill
@@ -127,22 +128,22 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 				l.fail(err)
 			}
 		}()
-		return l, nil
+		return l, false, nil
 	}
 	defer stop()
 	if err := l.run(call); err != nil {
-		return l, err
+		return l, false, err
 	}
 	l.keep(len(l.phase.TransferParams) + len(l.phase.Prompt) + len(l.phase.Answer))
 	if l.prefillAnswered.Load() == 0 { // the answer ended with the prefill
 		if a.Kind == worker.KindStream || l.phase.Answer == nil {
 			l.Leave(false)
 			a.Phase, a.Prefill = nil, nil
-			return nil, nil //nolint:nilnil // there are no phases
+			return l, true, nil
 		}
 		a.Answers = l.Prefill
 	}
-	return l, nil
+	return l, false, nil
 }
 
 // fail ends the decode phase because the prefill phase failed, unless it has the prompt.

@@ -143,7 +143,10 @@ func TestPrefillPhase(t *testing.T) {
 			if name == "never" {
 				r.FirstToken = 100 * time.Millisecond
 			}
-			l, err := r.Begin(r, r.decode, r.Plan.HTTP)
+			l, whole, err := r.Begin(r, r.decode, r.Plan.HTTP)
+			if whole != (name == "ended there") {
+				t.Errorf("the decode worker serves the whole request: %v", whole)
+			}
 			if (err == nil) != (v.fails == "") || err != nil && !strings.Contains(err.Error(), v.fails) {
 				t.Fatalf("error %v, want %q", err, v.fails)
 			}
@@ -168,7 +171,7 @@ func TestPrefillPhase(t *testing.T) {
 					t.Errorf("bounds %+v", b)
 				}
 			}
-			if l != nil {
+			if !whole {
 				l.Leave(true)
 			}
 			r.decode.Leave(false, nil)
