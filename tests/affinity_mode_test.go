@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// homed is a session about a document of 2,000 tokens, and the engines of its pool.
-type homed struct {
+// boundSession is a session about a document of 2,000 tokens, and the engines of its pool.
+type boundSession struct {
 	*server
 	engines []*engine.Engine
 	chat    chat
@@ -28,10 +28,10 @@ func ofEngines(engines []*engine.Engine, block ...string) string {
 	return route(engines, append(block, numbered(engines), "trust pins", "response_headers X-KV-")...)
 }
 
-func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
+func startBound(t *testing.T, n, ranks int, block ...string) *boundSession {
 	t.Helper()
 	cfg := engine.Config{Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks, Blocks: 32768} // room for all prompts of a test
-	h := &homed{engines: startFleet(t, n, cfg), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
+	h := &boundSession{engines: startFleet(t, n, cfg), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
 	h.server = startCaddy(t, ofEngines(h.engines, block...))
 	for _, e := range h.engines {
 		h.awaitRanks(t, e.Addr(), ranks)
@@ -42,7 +42,7 @@ func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
 
 // turn makes the session's next turn. It returns the engine and the rank that served it,
 // and the reason.
-func (h *homed) turn(t *testing.T) (at, reason string) {
+func (h *boundSession) turn(t *testing.T) (at, reason string) {
 	t.Helper()
 	a := h.mustChat(t, h.chat, h.header...)
 	h.chat.Messages = append(h.chat.Messages, message{"assistant", a.text}, message{"user", prose(h.rng, 100, 200)})
@@ -50,7 +50,7 @@ func (h *homed) turn(t *testing.T) (at, reason string) {
 }
 
 // wantTurn checks where the next turn is served.
-func (h *homed) wantTurn(t *testing.T, what, at, reason string) {
+func (h *boundSession) wantTurn(t *testing.T, what, at, reason string) {
 	t.Helper()
 	if got, why := h.turn(t); got != at || why != reason {
 		t.Errorf("%s: served by %s, reason %q; want %s, %q", what, got, why, at, reason)
@@ -59,7 +59,7 @@ func (h *homed) wantTurn(t *testing.T, what, at, reason string) {
 
 // busy gives an engine's rank a prompt of 80,000 tokens, which takes some seconds. It
 // returns a function that waits for the end.
-func (h *homed) busy(t *testing.T, at string) (wait func()) {
+func (h *boundSession) busy(t *testing.T, at string) (wait func()) {
 	t.Helper()
 	var e, rank int
 	if _, err := fmt.Sscanf(at, "e%d/%d", &e, &rank); err != nil {
@@ -79,7 +79,7 @@ func (h *homed) busy(t *testing.T, at string) (wait func()) {
 }
 
 // bound returns where the session is bound, empty if it is not.
-func (h *homed) bound(t *testing.T) string {
+func (h *boundSession) bound(t *testing.T) string {
 	t.Helper()
 	status, _ := h.api(t, http.MethodGet, defaultPool+"/sessions/s?model=canned", nil, nil)
 	if status != http.StatusOK {
@@ -98,34 +98,34 @@ func (h *homed) bound(t *testing.T) string {
 func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
 	for _, v := range []struct{ engines, ranks int }{{3, 1}, {1, 2}} {
 		t.Run(fmt.Sprintf("Engines=%d/Ranks=%d", v.engines, v.ranks), func(t *testing.T) {
-			h := startHomed(t, v.engines, v.ranks)
-			home, _ := h.turn(t)
+			h := startBound(t, v.engines, v.ranks)
+			bound, _ := h.turn(t)
 			for range 4 {
-				h.wantTurn(t, "on idle workers", home, "session")
+				h.wantTurn(t, "on idle workers", bound, "session")
 			}
-			wait := h.busy(t, home)
-			x := h.explainHome(t)
-			if !x.Home.Candidate || !x.Home.Holds || !x.Home.Stays || x.Home.Leave == nil || *x.Home.Leave <= 0 || x.Unit != "ms" {
+			wait := h.busy(t, bound)
+			x := h.explainBound(t)
+			if !x.BoundTarget.Candidate || !x.BoundTarget.Holds || !x.BoundTarget.Stays || x.BoundTarget.Leave == nil || *x.BoundTarget.Leave <= 0 || x.Unit != "ms" {
 				t.Errorf("explained %+v", x)
 			}
-			away, reason := h.turn(t)
-			if away == home || reason != "load" {
-				t.Errorf("while its worker is busy: served by %s, reason %q", away, reason)
+			elsewhere, reason := h.turn(t)
+			if elsewhere == bound || reason != "load" {
+				t.Errorf("while its worker is busy: served by %s, reason %q", elsewhere, reason)
 			}
-			equal(t, h.bound(t), home, "bound after a turn elsewhere")
+			equal(t, h.bound(t), bound, "bound after a turn elsewhere")
 			wait()
-			wait = h.busy(t, away) // which has cached one turn more
-			h.wantTurn(t, "afterwards", home, "session")
+			wait = h.busy(t, elsewhere) // which has cached one turn more
+			h.wantTurn(t, "afterwards", bound, "session")
 			wait()
 			h.booksAtZero(t)
 		})
 	}
 }
 
-// explainedHome is the part of an explanation about the session's worker.
-type explainedHome struct {
-	Unit string `json:"cost_unit"`
-	Home struct {
+// explainedBound is the part of an explanation about the session's worker.
+type explainedBound struct {
+	Unit        string `json:"cost_unit"`
+	BoundTarget struct {
 		Candidate bool     `json:"is_candidate"`
 		Holds     bool     `json:"holds_prompt"`
 		Leave     *float64 `json:"leave_ms"`
@@ -138,7 +138,7 @@ type explainedHome struct {
 	} `json:"candidates"`
 }
 
-func (h *homed) explainHome(t *testing.T) (x explainedHome) {
+func (h *boundSession) explainBound(t *testing.T) (x explainedBound) {
 	t.Helper()
 	h.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", h.chat.body(), &x, h.header...)
 	for _, c := range x.Candidates {
@@ -154,62 +154,62 @@ func (h *homed) explainHome(t *testing.T) (x explainedHome) {
 }
 
 // again starts a killed engine, and waits until its worker gets requests.
-func (h *homed) again(t *testing.T, e *engine.Engine) {
+func (h *boundSession) again(t *testing.T, e *engine.Engine) {
 	t.Helper()
 	revive(t, e)
 	eventually(t, "the worker to get requests again", func() bool {
-		return len(h.explainHome(t).Candidates) == len(h.engines)
+		return len(h.explainBound(t).Candidates) == len(h.engines)
 	})
 }
 
-// TestSessionLeavesAHomeThatForgot serves one turn elsewhere and restarts the session's
+// TestSessionLeavesATargetThatForgot serves one turn elsewhere and restarts the session's
 // worker. Then only the other worker holds the conversation.
-func TestSessionLeavesAHomeThatForgot(t *testing.T) {
-	h := startHomed(t, 2, 1)
+func TestSessionLeavesATargetThatForgot(t *testing.T) {
+	h := startBound(t, 2, 1)
 	h.chat = ask(prose(h.rng, 64_000, 64_000)).streamed() // worth a move by far, whatever speeds the router has learned
-	home, _ := h.turn(t)
-	wait := h.busy(t, home)
-	away, _ := h.turn(t)
+	bound, _ := h.turn(t)
+	wait := h.busy(t, bound)
+	elsewhere, _ := h.turn(t)
 	wait()
-	if b := h.bound(t); away == home || b != home {
-		t.Fatalf("served by %s, bound to %s, want %s", away, b, home)
+	if b := h.bound(t); elsewhere == bound || b != bound {
+		t.Fatalf("served by %s, bound to %s, want %s", elsewhere, b, bound)
 	}
-	e := h.engines[home[1]-'1']
+	e := h.engines[bound[1]-'1']
 	e.Kill()
 	eventually(t, "its cache to be missed", func() bool {
 		return h.scrape(t).value(mirrorCleared, `worker="`+e.Addr()+`"`) > 0
 	})
 	h.again(t, e)
-	if x := h.explainHome(t); !x.Home.Candidate || x.Home.Holds || x.Home.Stays {
-		t.Errorf("explained %+v", x.Home)
+	if x := h.explainBound(t); !x.BoundTarget.Candidate || x.BoundTarget.Holds || x.BoundTarget.Stays {
+		t.Errorf("explained %+v", x.BoundTarget)
 	}
-	h.wantTurn(t, "its worker has lost its cache", away, "overlap")
-	if b := h.bound(t); b != away {
-		t.Errorf("bound to %s, want %s", b, away)
+	h.wantTurn(t, "its worker has lost its cache", elsewhere, "overlap")
+	if b := h.bound(t); b != elsewhere {
+		t.Errorf("bound to %s, want %s", b, elsewhere)
 	}
-	h.wantTurn(t, "then", away, "session")
+	h.wantTurn(t, "then", elsewhere, "session")
 }
 
 // TestAffinityModes changes the mode by reloads. The binding survives, and each mode
 // applies to it.
 func TestAffinityModes(t *testing.T) {
-	h := startHomed(t, 2, 1)
-	home, _ := h.turn(t)
+	h := startBound(t, 2, 1)
+	bound, _ := h.turn(t)
 	reload := func(mode string) {
 		t.Helper()
 		h.mustReload(t, ofEngines(h.engines, affinity(mode)))
 	}
 
 	reload("hard")
-	wait := h.busy(t, home)
-	h.wantTurn(t, "hard, its worker is busy", home, "session")
+	wait := h.busy(t, bound)
+	h.wantTurn(t, "hard, its worker is busy", bound, "session")
 	wait()
 
 	reload("off")
-	wait = h.busy(t, home)
+	wait = h.busy(t, bound)
 	_, x := h.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", h.chat.body(), nil, h.header...)
 	off, reason := h.turn(t)
-	if off == home || reason == "session" {
+	if off == bound || reason == "session" {
 		t.Errorf("off, the worker that it was bound to is busy: served by %s, reason %q; explained before: %s", off, reason, x)
 	}
 	wait()
@@ -219,23 +219,23 @@ func TestAffinityModes(t *testing.T) {
 	equal(t, h.scrape(t).value(sessions), 1, "off: sessions, with the one from before")
 
 	reload("soft")
-	equal(t, h.bound(t), home, "bound worker")
+	equal(t, h.bound(t), bound, "bound worker")
 	h.turn(t) // where more of it is
-	home = h.bound(t)
-	wait = h.busy(t, home)
-	if away, _ := h.turn(t); away == home {
+	bound = h.bound(t)
+	wait = h.busy(t, bound)
+	if elsewhere, _ := h.turn(t); elsewhere == bound {
 		t.Error("soft: it waits for its busy worker")
 	}
-	equal(t, h.bound(t), home, "soft: bound after a turn elsewhere")
+	equal(t, h.bound(t), bound, "soft: bound after a turn elsewhere")
 	wait()
 	h.booksAtZero(t)
 }
 
 // TestOperatorsBindingHolds binds a session to another worker by hand.
 func TestOperatorsBindingHolds(t *testing.T) {
-	h := startHomed(t, 2, 1)
-	home, _ := h.turn(t)
-	other := map[string]string{"e1/0": "e2/0", "e2/0": "e1/0"}[home]
+	h := startBound(t, 2, 1)
+	bound, _ := h.turn(t)
+	other := map[string]string{"e1/0": "e2/0", "e2/0": "e1/0"}[bound]
 	h.api(t, http.MethodPut, defaultPool+"/sessions/s?model=canned&worker="+h.engines[other[1]-'1'].Addr(), nil, nil)
 	for range 3 {
 		h.wantTurn(t, "bound by hand", other, "session")
@@ -243,8 +243,8 @@ func TestOperatorsBindingHolds(t *testing.T) {
 	h.engines[other[1]-'1'].Kill()
 	h.turn(t)
 	equal(t, h.bound(t), other, "bound while its worker is down")
-	left := h.engines[home[1]-'1']
-	h.mustReload(t, route([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1])))
+	left := h.engines[bound[1]-'1']
+	h.mustReload(t, route([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), bound[1])))
 	h.turn(t)
 	if b := h.bound(t); b == other {
 		t.Errorf("bound to %s, which is no upstream any more", b)
@@ -256,12 +256,12 @@ func TestOperatorsBindingHolds(t *testing.T) {
 func TestSessionsOfEnginesNeverLeave(t *testing.T) {
 	for _, mode := range []string{"soft", "off"} {
 		t.Run(mode, func(t *testing.T) {
-			h := startHomed(t, 2, 1, affinity(mode))
+			h := startBound(t, 2, 1, affinity(mode))
 			h.header = nil
 			h.chat.Nvext = []byte(`{"session_params":{"id":"s"}}`)
-			home, _ := h.turn(t)
-			wait := h.busy(t, home)
-			h.wantTurn(t, "its worker is busy", home, "session")
+			bound, _ := h.turn(t)
+			wait := h.busy(t, bound)
+			h.wantTurn(t, "its worker is busy", bound, "session")
 			wait()
 		})
 	}

@@ -184,9 +184,9 @@ func TestShadowIsAskedForChoicesOnly(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestCrowdLeavesHome has 40 concurrent requests with one session key and a policy without a
+// TestCrowdLeavesItsTarget has 40 concurrent requests with one session key and a policy without a
 // price. The first few go home, and the others where the policy sends them.
-func TestCrowdLeavesHome(t *testing.T) {
+func TestCrowdLeavesItsTarget(t *testing.T) {
 	const n = 40
 	h := startGated(t, 4, "policy least_load", maxRunning(n))
 	for _, e := range h.engines {

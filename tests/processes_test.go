@@ -50,7 +50,7 @@ var waiting = []string{
 	"TestWorkersAreKnownWithoutRequests",
 	"TestFailedPhasesCountOnce",
 	"TestWhatEndsASpeculativePrefill",
-	"TestSessionLeavesAHomeThatForgot",
+	"TestSessionLeavesATargetThatForgot",
 	"TestSessionStaysWhileThatIsWorthIt",
 	"TestOtherClientsAreSeen",
 	"TestClientsThatLeaveTheirSessions",
