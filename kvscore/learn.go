@@ -170,7 +170,7 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ArrivalRate = s.traffic.arrivals.value(now) / milliseconds(decayTime) / float64(max(1, len(s.targets)))
 	sel.ExpectedAnswer, sel.MeanAnswer = s.traffic.answer, s.traffic.answer
-	sel.Met = min(1, s.routers.unseen)
+	sel.Met = min(1, s.routers.meanUnseen)
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}

@@ -122,7 +122,7 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 			booked = n * (booked - ld.remotePrefill)
 		}
 	}
-	if in := clearFor - now.Sub(s.routers.long); in > 0 && room == SomeRoom && ld.others {
+	if in := clearFor - now.Sub(s.routers.lastLong); in > 0 && room == SomeRoom && ld.others {
 		return milliseconds(in)
 	}
 	switch {

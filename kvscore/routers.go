@@ -14,12 +14,12 @@ type routers struct {
 	self, n int
 	dirty   bool // the targets have changed since they were shared out
 
-	own    int       // own leases within unseenTime of each other
-	at     time.Time // of the last of them
-	met    int       // others' leases that these did not know
-	unseen float64   // average of met for each own lease
-	booked uint64    // own leases
-	long   time.Time // when the last long one was booked
+	burst       int       // own leases, each within unseenTime of the one before
+	lastOwn     time.Time // own lease
+	burstUnseen int       // others' leases that the burst's did not know
+	meanUnseen  float64   // burstUnseen at each own lease, on average
+	ownLeases   uint64
+	lastLong    time.Time // own lease of a long prompt
 }
 
 const (
@@ -63,20 +63,20 @@ func (r *routers) count(now time.Time, remote, long bool) {
 	if r.n < 2 {
 		return
 	}
-	near := now.Sub(r.at) <= unseenTime
+	near := now.Sub(r.lastOwn) <= unseenTime
 	if remote {
 		if near {
-			r.met += r.own
+			r.burstUnseen += r.burst
 		}
 		return
 	}
-	r.booked++
-	average(&r.unseen, r.booked, float64(r.met))
-	if r.met = 0; !near {
-		r.own = 0
+	r.ownLeases++
+	average(&r.meanUnseen, r.ownLeases, float64(r.burstUnseen))
+	if r.burstUnseen = 0; !near {
+		r.burst = 0
 	}
-	r.own++
-	if r.at = now; long {
-		r.long = now
+	r.burst++
+	if r.lastOwn = now; long {
+		r.lastLong = now
 	}
 }

@@ -128,7 +128,7 @@ func TestRoomOfRouters(t *testing.T) {
 			if got, in := s.Room(epoch, at); got != NoRoom || in != clearFor {
 				t.Errorf("another router's target, right after an own long prompt: room %v, more in %v", got, in)
 			}
-			s.routers.long = epoch.Add(-clearFor)
+			s.routers.lastLong = epoch.Add(-clearFor)
 			if got, in := s.Room(epoch, at); got != SomeRoom || in != clearFor {
 				t.Errorf("another router's target, at the end: room %v, more in %v", got, in)
 			}
