@@ -65,7 +65,7 @@ func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func(
 		return nil
 	}
 	want := &Wants{Tenant: by.Tenant, TenantWeight: by.Weight}
-	work := queue.Elsewhere * l.Booked()
+	work := queue.RemoteShare * l.Booked()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if want.Class = q.classes[by.Class]; want.Class == nil || !want.Class.Background {
@@ -78,5 +78,5 @@ func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func(
 	if b.account == nil {
 		return nil
 	}
-	return func() { q.settle(&b, queue.Elsewhere*l.Work(time.Now())) }
+	return func() { q.settle(&b, queue.RemoteShare*l.Work(time.Now())) }
 }

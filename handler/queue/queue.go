@@ -15,7 +15,7 @@
 // waits is taken from nobody. A tenant or class that comes back from idle begins with the least
 // service of those that wait. It has no credit from before. This is start-time fair queueing
 // (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024). What other
-// routers serve counts, too: see Elsewhere.
+// routers serve counts, too: see RemoteShare.
 //
 // A tenant or class is light if it comes with less service than those that wait: it takes less than its share.
 // While light ones come, the others have a surplus, which must not fill the engines: see HasSurplus.
@@ -34,10 +34,10 @@ import (
 // slack is the difference of service, in milliseconds, within which deadlines decide.
 const slack = 500
 
-// Elsewhere is the share of other routers' work that a router charges. With all of it, routers that have once
+// RemoteShare is the share of other routers' work that a router charges. With all of it, routers that have once
 // charged two tenants unequally would stay so. Each could serve only one tenant, and together they would be fair.
 // But what the other tenant sent to that router would wait until the first one has nothing there.
-const Elsewhere = 0.95
+const RemoteShare = 0.95
 
 // lightFor is how long a surplus leaves room for a light tenant or class after it came.
 const lightFor = 30 * time.Second
@@ -79,21 +79,21 @@ type Queue struct {
 	// Parallel is how many requests start at a time, about: the number of targets.
 	Parallel int
 
-	lanes    []*lane // in order of coming
-	byKey    map[any]*lane
-	services map[string]*service // of classes
-	accounts map[account]*Account
-	length   int
-	entered  uint64
-	served   float64   // the service that the class served last had then
-	light    time.Time // when a request of a light tenant or class last came
+	lanes       []*lane // in order of coming
+	byKey       map[any]*lane
+	services    map[string]*service // of classes
+	accounts    map[account]*Account
+	length      int
+	entered     uint64
+	lastService float64   // the service that the class served last had then
+	lastLight   time.Time // when a request of a light tenant or class last came
 }
 
 // lane is the requests that the same workers may serve.
 type lane struct {
 	key   any
 	bands []*band // in order, none empty
-	most  kvscore.Room
+	room  kvscore.Room
 }
 
 // band is the requests of a lane that no class nor tenant parts.
@@ -105,30 +105,30 @@ type band struct {
 
 // flows are the tenants of a class in a band: a heap by service.
 type flows struct {
-	class *service
-	of    *band
-	heap  []*flow
+	service *service
+	band    *band
+	heap    []*flow
 }
 
 // flow is the requests of one tenant there: a heap by key.
 type flow struct {
 	account *Account
-	in      *flows
+	class   *flows
 	lane    *lane
 	heap    []*Entry
 	number  uint64 // in order of coming
-	index   int    // in in.heap; -1 before it is there
+	index   int    // in class.heap; -1 before it is there
 }
 
 // service is what a class has used.
 type service struct {
-	name    string
-	weight  float64
-	used    float64 // for its weight
-	served  float64 // the service that the tenant served last had then
-	waiting int
-	cost    float64   // of those that wait
-	light   time.Time // when a request last came while the class was light
+	name        string
+	weight      float64
+	used        float64 // for its weight
+	lastService float64 // the service that the tenant served last had then
+	waiting     int
+	cost        float64   // of those that wait
+	lastLight   time.Time // when a request last came while the class was light
 }
 
 // account names a tenant in a class.
@@ -140,7 +140,7 @@ type account struct {
 // Account is the service of a tenant in a class.
 type Account struct {
 	account
-	of      *service
+	service *service
 	used    float64 // for its weight
 	weight  float64
 	waiting int
@@ -158,17 +158,17 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 		q.begin()
 	}
 	a := q.account(e.Class, e.Tenant, e.Weight)
-	q.notice(e.Class, a, now)
-	if a.of.waiting == 0 {
-		a.of.used = max(a.of.used, q.least())
+	q.noteLight(e.Class, a, now)
+	if a.service.waiting == 0 {
+		a.service.used = max(a.service.used, q.leastClassService())
 	}
 	if a.waiting == 0 {
-		a.used = max(a.used, q.leastOf(a.of))
+		a.used = max(a.used, q.leastTenantService(a.service))
 	}
 	a.waiting++
-	a.of.waiting++
+	a.service.waiting++
 	a.cost += e.Cost
-	a.of.cost += e.Cost
+	a.service.cost += e.Cost
 	q.length++
 	q.entered++
 	e.number, e.late = q.entered, false
@@ -181,7 +181,7 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 	e.flow = n
 	heap.Push((*entries)(&n.heap), e)
 	if n.index < 0 {
-		heap.Push((*byService)(&n.in.heap), n)
+		heap.Push((*byService)(&n.class.heap), n)
 	}
 }
 
@@ -195,9 +195,9 @@ func (q *Queue) Remove(e *Entry) {
 	heap.Remove((*entries)(&n.heap), e.index)
 	a := n.account
 	a.waiting--
-	a.of.waiting--
+	a.service.waiting--
 	a.cost -= e.Cost
-	a.of.cost -= e.Cost
+	a.service.cost -= e.Cost
 	q.length--
 	if len(n.heap) == 0 {
 		q.drop(n)
@@ -205,8 +205,8 @@ func (q *Queue) Remove(e *Entry) {
 	if a.waiting == 0 {
 		a.cost = 0 // without errors of rounding
 	}
-	if a.of.waiting == 0 {
-		a.of.cost = 0
+	if a.service.waiting == 0 {
+		a.service.cost = 0
 	}
 	if q.length == 0 { // all begin anew
 		q.begin()
@@ -214,11 +214,11 @@ func (q *Queue) Remove(e *Entry) {
 }
 
 func (q *Queue) begin() {
-	q.services, q.accounts, q.served = make(map[string]*service), make(map[account]*Account), 0
+	q.services, q.accounts, q.lastService = make(map[string]*service), make(map[account]*Account), 0
 }
 
-// least returns the least service of a class that waits; if none does, of the one served last.
-func (q *Queue) least() float64 {
+// leastClassService returns the least service of a class that waits; if none does, of the one served last.
+func (q *Queue) leastClassService() float64 {
 	least := math.Inf(1)
 	for _, s := range q.services {
 		if s.waiting > 0 {
@@ -226,26 +226,26 @@ func (q *Queue) least() float64 {
 		}
 	}
 	if math.IsInf(least, 1) {
-		return q.served
+		return q.lastService
 	}
 	return least
 }
 
-// leastOf returns the least service of a tenant of a class that waits; if none does, of the one
+// leastTenantService returns the least service of a tenant of a class that waits; if none does, of the one
 // served last.
-func (q *Queue) leastOf(s *service) float64 {
+func (q *Queue) leastTenantService(s *service) float64 {
 	least := math.Inf(1)
 	for _, l := range q.lanes {
 		for _, b := range l.bands {
 			for _, c := range b.classes {
-				if c.class == s {
+				if c.service == s {
 					least = min(least, c.heap[0].account.used)
 				}
 			}
 		}
 	}
 	if math.IsInf(least, 1) {
-		return s.served
+		return s.lastService
 	}
 	return least
 }
@@ -256,20 +256,20 @@ func (q *Queue) leastOf(s *service) float64 {
 func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, now time.Time) *Entry {
 	var best, bound *flow
 	for _, l := range q.lanes {
-		l.most = kvscore.NoRoom
-		for l.most < kvscore.Empty && may(l.key, l.most+1) {
-			l.most++
+		l.room = kvscore.NoRoom
+		for l.room < kvscore.Empty && may(l.key, l.room+1) {
+			l.room++
 		}
-		if l.most > kvscore.NoRoom && !apart {
-			bound = l.least(bound)
+		if l.room > kvscore.NoRoom && !apart {
+			bound = l.firstByService(bound)
 		}
 	}
 	for _, l := range q.lanes {
-		if l.most == kvscore.NoRoom {
+		if l.room == kvscore.NoRoom {
 			continue
 		}
 		n := l.first(now, func(n *flow) bool {
-			return (n.heap[0].Surplus <= l.most || !q.hasSurplus(n.account, now)) && (bound == nil || bound.lets(n.in, n.account.used))
+			return (n.heap[0].Surplus <= l.room || !q.hasSurplus(n.account, now)) && (bound == nil || bound.yieldsTo(n.class, n.account.used))
 		})
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
@@ -287,7 +287,7 @@ func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) boo
 	var bound *flow
 	for _, l := range q.lanes {
 		if in(l.key) {
-			bound = l.least(bound)
+			bound = l.firstByService(bound)
 		}
 	}
 	own := 0.0 // it has no service if it is not known
@@ -295,26 +295,26 @@ func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) boo
 		own = a.used
 	}
 	of := &band{background: c.isBackground(), tier: tier}
-	return bound == nil || bound.lets(&flows{class: q.services[c.name()], of: of}, own)
+	return bound == nil || bound.yieldsTo(&flows{service: q.services[c.name()], band: of}, own)
 }
 
-// least returns the first request of the lane by service alone, or least if that is before it.
-func (l *lane) least(least *flow) *flow {
+// firstByService returns the first request of the lane by service alone, or least if that is before it.
+func (l *lane) firstByService(least *flow) *flow {
 	c := l.bands[0].first()
 	n := c.heap[0]
-	if least == nil || cmp.Or(c.of.compare(least.in.of), c.class.compare(least.in.class), cmp.Compare(n.account.used, least.account.used)) < 0 {
+	if least == nil || cmp.Or(c.band.compare(least.class.band), c.service.compare(least.class.service), cmp.Compare(n.account.used, least.account.used)) < 0 {
 		return n
 	}
 	return least
 }
 
-// lets returns whether a tenant with some service, in a class that may be nil, may pass n.
-func (n *flow) lets(in *flows, used float64) bool {
-	switch c := in.of.compare(n.in.of); {
+// yieldsTo returns whether a tenant with some service, in a class that may be nil, may pass n.
+func (n *flow) yieldsTo(in *flows, used float64) bool {
+	switch c := in.band.compare(n.class.band); {
 	case c != 0:
 		return c < 0
-	case in.class != n.in.class:
-		return in.class == nil || in.class.used <= n.in.class.used
+	case in.service != n.class.service:
+		return in.service == nil || in.service.used <= n.class.service.used
 	}
 	return used <= n.account.used+slack
 }
@@ -329,25 +329,25 @@ func (q *Queue) HasSurplus(c *Class, tenant uint64, now time.Time) bool {
 
 func (q *Queue) hasSurplus(a *Account, now time.Time) bool {
 	waiting := a.waiting
-	if now.Sub(q.light) >= lightFor {
+	if now.Sub(q.lastLight) >= lightFor {
 		return waiting > q.Parallel && 4*waiting > q.length && waiting < q.length
 	}
 	for _, s := range q.services {
-		if s != a.of && now.Sub(s.light) < lightFor {
-			waiting = a.of.waiting
+		if s != a.service && now.Sub(s.lastLight) < lightFor {
+			waiting = a.service.waiting
 		}
 	}
 	return waiting > q.Parallel
 }
 
-// notice looks whether a tenant or its class is light. Background classes have what others leave, and are not.
-func (q *Queue) notice(c *Class, a *Account, now time.Time) {
+// noteLight notes whether a tenant or its class is light. Background classes have what others leave, and are not.
+func (q *Queue) noteLight(c *Class, a *Account, now time.Time) {
 	switch {
 	case c.isBackground() || a.waiting > 0:
-	case a.of.used+slack < q.served:
-		q.light, a.of.light = now, now
-	case a.used+slack < a.of.served:
-		q.light = now
+	case a.service.used+slack < q.lastService:
+		q.lastLight, a.service.lastLight = now, now
+	case a.used+slack < a.service.lastService:
+		q.lastLight = now
 	}
 }
 
@@ -385,7 +385,7 @@ func (q *Queue) Last() *Entry {
 	}
 	var last *Entry
 	for _, n := range most.account.flows { // in all lanes
-		if n.in.of.compare(most.in.of) == 0 {
+		if n.class.band.compare(most.class.band) == 0 {
 			if e := slices.MaxFunc(n.heap, (*Entry).compare); last == nil || e.compare(last) > 0 {
 				last = e
 			}
@@ -401,9 +401,9 @@ func (q *Queue) Charge(c *Class, tenant uint64, weight, work float64, now time.T
 		return nil
 	}
 	a := q.account(c, tenant, weight)
-	q.notice(c, a, now)
-	if a.of.served = max(a.of.served, a.used); !c.isBackground() {
-		q.served = max(q.served, a.of.used)
+	q.noteLight(c, a, now)
+	if a.service.lastService = max(a.service.lastService, a.used); !c.isBackground() {
+		q.lastService = max(q.lastService, a.service.used)
 	}
 	a.add(work)
 	return a
@@ -417,10 +417,10 @@ func (q *Queue) Settle(a *Account, work float64) {
 }
 
 func (a *Account) add(work float64) {
-	a.of.used += work / a.of.weight
+	a.service.used += work / a.service.weight
 	a.used += work / a.weight
 	for _, n := range a.flows {
-		heap.Fix((*byService)(&n.in.heap), n.index)
+		heap.Fix((*byService)(&n.class.heap), n.index)
 	}
 }
 
@@ -475,13 +475,13 @@ func (q *Queue) account(c *Class, tenant uint64, weight float64) *Account {
 		}
 		s := q.services[name.class]
 		if s == nil {
-			s = &service{name: name.class, used: q.least()}
+			s = &service{name: name.class, used: q.leastClassService()}
 			q.services[name.class] = s
 		}
-		a = &Account{account: name, of: s, used: q.leastOf(s)}
+		a = &Account{account: name, service: s, used: q.leastTenantService(s)}
 		q.accounts[name] = a
 	}
-	a.weight, a.of.weight = positive(weight), c.weight()
+	a.weight, a.service.weight = positive(weight), c.weight()
 	return a
 }
 
@@ -503,7 +503,7 @@ func (q *Queue) flow(e *Entry, a *Account) *flow {
 		q.lanes = append(q.lanes, l)
 	}
 	for _, n := range a.flows {
-		if n.lane == l && n.in.of.tier == e.Tier && n.in.of.background == e.Class.isBackground() {
+		if n.lane == l && n.class.band.tier == e.Tier && n.class.band.background == e.Class.isBackground() {
 			return n
 		}
 	}
@@ -513,23 +513,23 @@ func (q *Queue) flow(e *Entry, a *Account) *flow {
 		l.bands = slices.Insert(l.bands, i, sought)
 	}
 	b := l.bands[i]
-	k := slices.IndexFunc(b.classes, func(c *flows) bool { return c.class == a.of })
+	k := slices.IndexFunc(b.classes, func(c *flows) bool { return c.service == a.service })
 	if k < 0 {
 		k = len(b.classes)
-		b.classes = append(b.classes, &flows{class: a.of, of: b})
+		b.classes = append(b.classes, &flows{service: a.service, band: b})
 	}
-	n := &flow{account: a, in: b.classes[k], lane: l, number: e.number, index: -1}
+	n := &flow{account: a, class: b.classes[k], lane: l, number: e.number, index: -1}
 	a.flows = append(a.flows, n)
 	return n
 }
 
 // drop drops a flow without requests.
 func (q *Queue) drop(n *flow) {
-	heap.Remove((*byService)(&n.in.heap), n.index)
+	heap.Remove((*byService)(&n.class.heap), n.index)
 	n.account.flows = slices.DeleteFunc(n.account.flows, func(o *flow) bool { return o == n })
-	b := n.in.of
-	if len(n.in.heap) == 0 {
-		b.classes = slices.DeleteFunc(b.classes, func(c *flows) bool { return c == n.in })
+	b := n.class.band
+	if len(n.class.heap) == 0 {
+		b.classes = slices.DeleteFunc(b.classes, func(c *flows) bool { return c == n.class })
 	}
 	if len(b.classes) == 0 {
 		n.lane.bands = slices.DeleteFunc(n.lane.bands, func(o *band) bool { return o == b })
@@ -542,7 +542,7 @@ func (q *Queue) drop(n *flow) {
 
 // first returns the class with the least service.
 func (b *band) first() *flows {
-	return slices.MinFunc(b.classes, func(a, b *flows) int { return a.class.compare(b.class) })
+	return slices.MinFunc(b.classes, func(a, b *flows) int { return a.service.compare(b.service) })
 }
 
 func (s *service) compare(o *service) int {
@@ -567,11 +567,11 @@ func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
 // precedes returns whether a tenant's first request comes before another's, of another lane.
 func (n *flow) precedes(o *flow) bool {
 	a, b := n.account, o.account
-	if c := n.in.of.compare(o.in.of); c != 0 {
+	if c := n.class.band.compare(o.class.band); c != 0 {
 		return c < 0
 	}
-	if a.of != b.of {
-		return a.of.compare(b.of) < 0
+	if a.service != b.service {
+		return a.service.compare(b.service) < 0
 	}
 	if a != b {
 		if d := a.used - b.used; math.Abs(d) > slack || n.due().Equal(o.due()) {
@@ -584,7 +584,7 @@ func (n *flow) precedes(o *flow) bool {
 
 // after returns whether a full queue gives up a request of n before one of o.
 func (n *flow) after(o *flow) bool {
-	if c := n.in.of.compare(o.in.of); c != 0 {
+	if c := n.class.band.compare(o.class.band); c != 0 {
 		return c > 0
 	}
 	return float64(n.account.waiting)/n.account.weight > float64(o.account.waiting)/o.account.weight
@@ -643,7 +643,7 @@ func positive(weight float64) float64 {
 type item[T any] interface {
 	comparable
 	before(T) bool
-	at(index int) // tells it its place
+	setIndex(index int) // in the heap
 }
 
 // ordered is a heap.
@@ -653,13 +653,13 @@ func (h ordered[T]) Len() int           { return len(h) }
 func (h ordered[T]) Less(i, k int) bool { return h[i].before(h[k]) }
 func (h ordered[T]) Swap(i, k int) {
 	h[i], h[k] = h[k], h[i]
-	h[i].at(i)
-	h[k].at(k)
+	h[i].setIndex(i)
+	h[k].setIndex(k)
 }
 
 func (h *ordered[T]) Push(x any) {
 	e := x.(T) //nolint:forcetypeassert,errcheck // container/heap has no other types
-	e.at(len(*h))
+	e.setIndex(len(*h))
 	*h = append(*h, e)
 }
 
@@ -679,11 +679,11 @@ type (
 )
 
 func (e *Entry) before(o *Entry) bool { return e.compare(o) < 0 }
-func (e *Entry) at(index int)         { e.index = index }
+func (e *Entry) setIndex(index int)   { e.index = index }
 
 func (n *flow) before(o *flow) bool {
 	a, b := n.account, o.account
 	return a.used < b.used || a.used == b.used && n.number < o.number
 }
 
-func (n *flow) at(index int) { n.index = index }
+func (n *flow) setIndex(index int) { n.index = index }

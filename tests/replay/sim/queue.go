@@ -178,7 +178,7 @@ func (r *replay) take(e *queue.Entry) {
 	l.Remove(e)
 	for _, o := range r.routers {
 		if o != q.router && r.Share {
-			r.later(r.Late, func() { charge(o, queue.Elsewhere*work) })
+			r.later(r.Late, func() { charge(o, queue.RemoteShare*work) })
 		}
 	}
 }
