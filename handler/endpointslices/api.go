@@ -22,22 +22,22 @@ const maxAnswer = 64 << 20
 // client calls the API server for one list and one watch, with the certificates of then.
 type client struct {
 	*http.Client
-	of target
+	target target
 }
 
-func newClient(of target) (*client, error) {
+func newClient(t target) (*client, error) {
 	set := &tls.Config{MinVersion: tls.VersionTLS12}
-	if of.caFile != "" {
-		pem, err := os.ReadFile(of.caFile)
+	if t.caFile != "" {
+		pem, err := os.ReadFile(t.caFile)
 		if err != nil {
 			return nil, fmt.Errorf("reading ca_file: %w", err)
 		}
 		set.RootCAs = x509.NewCertPool()
 		if !set.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading ca_file: %s has no certificate", of.caFile)
+			return nil, fmt.Errorf("reading ca_file: %s has no certificate", t.caFile)
 		}
 	}
-	return &client{of: of, Client: &http.Client{
+	return &client{target: t, Client: &http.Client{
 		Transport: &http.Transport{
 			Proxy:               http.ProxyFromEnvironment,
 			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
@@ -57,16 +57,16 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 	if query == nil {
 		query = make(url.Values)
 	}
-	query.Set("labelSelector", "kubernetes.io/service-name="+c.of.service)
-	where := c.of.api + "/apis/discovery.k8s.io/v1/namespaces/" + c.of.namespace + "/endpointslices?" + query.Encode()
+	query.Set("labelSelector", "kubernetes.io/service-name="+c.target.service)
+	where := c.target.api + "/apis/discovery.k8s.io/v1/namespaces/" + c.target.namespace + "/endpointslices?" + query.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, where, nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "kv_router")
-	if c.of.tokenFile != "" {
-		token, err := os.ReadFile(c.of.tokenFile)
+	if c.target.tokenFile != "" {
+		token, err := os.ReadFile(c.target.tokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("reading token_file: %w", err)
 		}
@@ -91,19 +91,19 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 	switch resp.StatusCode {
 	case http.StatusForbidden:
 		said = fmt.Sprintf("the router may not %s endpointslices in namespace %s: its service account needs a Role there with "+
-			"apiGroups [discovery.k8s.io], resources [endpointslices], verbs [get, list, watch] (%s)", verb, c.of.namespace, said)
+			"apiGroups [discovery.k8s.io], resources [endpointslices], verbs [get, list, watch] (%s)", verb, c.target.namespace, said)
 	case http.StatusUnauthorized:
-		said = fmt.Sprintf("the API server does not accept the token of token_file %q (%s)", c.of.tokenFile, said)
+		said = fmt.Sprintf("the API server does not accept the token of token_file %q (%s)", c.target.tokenFile, said)
 	}
 	return nil, &refusal{resp.StatusCode, said}
 }
 
 type refusal struct {
 	code int
-	said string
+	text string
 }
 
-func (e *refusal) Error() string { return e.said }
+func (e *refusal) Error() string { return e.text }
 
 // statusOf returns the status of a refusal, and 0 for other errors.
 func statusOf(err error) int {

@@ -134,7 +134,7 @@ func (u *Upstreams) Cleanup() error {
 	if u.watcher == nil { // Provision failed
 		return nil
 	}
-	_, err := watchers.Delete(u.watcher.of)
+	_, err := watchers.Delete(u.watcher.target)
 	return err
 }
 
@@ -248,15 +248,15 @@ func (Collector) Collect(ch chan<- prometheus.Metric) {
 	seen := make(map[string]bool)
 	watchers.Range(func(_, value any) bool {
 		w := value.(*watcher)
-		of := w.of.String()
-		if seen[of] { // another API server has one of this name, too
+		service := w.target.String()
+		if seen[service] { // another API server has one of this name, too
 			return true
 		}
-		seen[of] = true
-		ch <- prometheus.MustNewConstMetric(descFailures, prometheus.CounterValue, float64(w.failures.Load()), of)
+		seen[service] = true
+		ch <- prometheus.MustNewConstMetric(descFailures, prometheus.CounterValue, float64(w.failures.Load()), service)
 		if w.known.Load() != nil {
 			age := time.Since(time.Unix(0, w.confirmed.Load()))
-			ch <- prometheus.MustNewConstMetric(descAge, prometheus.GaugeValue, age.Seconds(), of)
+			ch <- prometheus.MustNewConstMetric(descAge, prometheus.GaugeValue, age.Seconds(), service)
 		}
 		return true
 	})

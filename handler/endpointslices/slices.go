@@ -40,15 +40,15 @@ type slicePort struct {
 
 // endpoint is one address of a pod in one slice.
 type endpoint struct {
-	pod     string // the same for all addresses of a pod
-	dial    string
-	serving bool
-	leaving bool // the pod terminates
+	pod         string // the same for all addresses of a pod
+	dial        string
+	serving     bool
+	terminating bool
 }
 
 type slice struct {
 	endpoints []endpoint
-	unfit     error // why its endpoints cannot be used
+	unusable  error // why its endpoints cannot be used
 }
 
 func (s *endpointSlice) read(port string) slice {
@@ -57,7 +57,7 @@ func (s *endpointSlice) read(port string) slice {
 	}
 	number, err := portOf(s.Ports, port)
 	if err != nil {
-		return slice{unfit: err}
+		return slice{unusable: err}
 	}
 	list := make([]endpoint, 0, len(s.Endpoints))
 	for i := range s.Endpoints {
@@ -75,11 +75,11 @@ func (s *endpointSlice) read(port string) slice {
 			}
 			return *condition
 		}
-		ready, leaving := is(from.Conditions.Ready, true), is(from.Conditions.Terminating, false)
+		ready, terminating := is(from.Conditions.Ready, true), is(from.Conditions.Terminating, false)
 		e := endpoint{
-			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), leaving: leaving,
+			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), terminating: terminating,
 			// A Service with publishNotReadyAddresses has all pods ready, also those that do not serve.
-			serving: is(from.Conditions.Serving, ready) && (ready || leaving),
+			serving: is(from.Conditions.Serving, ready) && (ready || terminating),
 		}
 		if e.pod == "" {
 			e.pod = from.TargetRef.Namespace + "/" + from.TargetRef.Name
@@ -129,22 +129,22 @@ func merge(bySlice map[string]slice) []string {
 		for _, e := range s.endpoints {
 			if known, ok := pods[e.pod]; ok {
 				e.dial = min(e.dial, known.dial) // that of IPv4: an IPv6 address begins with [
-				e.serving, e.leaving = e.serving || known.serving, e.leaving || known.leaving
+				e.serving, e.terminating = e.serving || known.serving, e.terminating || known.terminating
 			}
 			pods[e.pod] = e
 		}
 	}
-	var dials, leaving []string
+	var dials, terminating []string
 	for _, e := range pods {
 		switch {
-		case e.serving && e.leaving:
-			leaving = append(leaving, e.dial)
+		case e.serving && e.terminating:
+			terminating = append(terminating, e.dial)
 		case e.serving:
 			dials = append(dials, e.dial)
 		}
 	}
 	if len(dials) == 0 {
-		dials = leaving
+		dials = terminating
 	}
 	slices.Sort(dials)
 	return slices.Compact(dials)

@@ -30,7 +30,7 @@ const (
 // the next list is due. It remembers no version, so a watch that breaks, or whose version is gone,
 // only makes the next list come early.
 type watcher struct {
-	of     target
+	target target
 	relist time.Duration // between two full lists
 	pause  time.Duration // at least between two lists
 	logger func() *zap.Logger
@@ -46,14 +46,14 @@ type watcher struct {
 	failure    atomic.Pointer[string] // nil while the router follows the Service
 
 	// the goroutine of run alone uses these
-	bySlice map[string]slice
-	status  int    // of failure, see statusOf
-	unfit   string // why no endpoint can be used, as logged
+	bySlice      map[string]slice
+	status       int    // of failure, see statusOf
+	loggedReason string // why no endpoint can be used, as logged
 }
 
-func newWatcher(of target, relist, pause time.Duration, logger func() *zap.Logger) *watcher {
+func newWatcher(t target, relist, pause time.Duration, logger func() *zap.Logger) *watcher {
 	w := &watcher{
-		of: of, relist: relist, pause: pause, logger: logger, ended: make(chan struct{}),
+		target: t, relist: relist, pause: pause, logger: logger, ended: make(chan struct{}),
 	}
 	ctx, end := context.WithCancel(context.Background())
 	w.end = end
@@ -83,7 +83,7 @@ func (w *watcher) dials(ctx context.Context) ([]string, error) {
 	if failure := w.failure.Load(); failure != nil {
 		why = *failure
 	}
-	return nil, fmt.Errorf("the pods of Kubernetes service %s are unknown: %s", w.of, why)
+	return nil, fmt.Errorf("the pods of Kubernetes service %s are unknown: %s", w.target, why)
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -110,7 +110,7 @@ func (w *watcher) run(ctx context.Context) {
 // follow lists the slices, and applies their changes until the watch ends: because the next list is
 // due, its version is gone, or it breaks. An error says that the API server refused a call.
 func (w *watcher) follow(ctx context.Context) error {
-	c, err := newClient(w.of)
+	c, err := newClient(w.target)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 	w.recovered()
 	defer changes.Close()
-	readEvents(changes, w.of.port, func(name string, s *slice) {
+	readEvents(changes, w.target.port, func(name string, s *slice) {
 		w.confirmed.Store(time.Now().UnixNano())
 		switch {
 		case name == "": // nothing changed
@@ -156,7 +156,7 @@ func (w *watcher) list(ctx context.Context, c *client) (version string, err erro
 		return "", err
 	}
 	defer body.Close()
-	version, bySlice, err := readList(body, w.of.port)
+	version, bySlice, err := readList(body, w.target.port)
 	if err != nil {
 		return "", fmt.Errorf("reading the list of endpointslices: %w", err)
 	}
@@ -179,14 +179,14 @@ func (w *watcher) publish() {
 		why = "it has no endpointslices; does the Service exist, and does it select pods?"
 	}
 	for _, s := range w.bySlice {
-		if s.unfit != nil {
-			why = max(why, s.unfit.Error()) // the same one each time
+		if s.unusable != nil {
+			why = max(why, s.unusable.Error()) // the same one each time
 		}
 	}
-	if why != "" && why != w.unfit {
+	if why != "" && why != w.loggedReason {
 		w.logger().Warn("endpoints of a Kubernetes service cannot be used", zap.String("reason", why))
 	}
-	w.unfit = why
+	w.loggedReason = why
 }
 
 // failed records a failure. The log gets one line for each status of failures in a row.

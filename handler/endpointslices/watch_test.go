@@ -263,7 +263,7 @@ func TestTokenRotates(t *testing.T) {
 	w.has(t, "10.0.0.1:8000")
 	s.set(func() { s.token = "t2" })
 	eventually(t, "a failure", func() bool { return w.failures.Load() > 0 })
-	if err := os.WriteFile(w.of.tokenFile, []byte("t2"), 0o600); err != nil {
+	if err := os.WriteFile(w.target.tokenFile, []byte("t2"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.setList(pod("2", "10.0.0.2", ready))
