@@ -47,7 +47,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 				continue
 			}
 			fmt.Printf("%s ago, model %s%s, attempt %d, %d of %d candidates: %s\n%s\n\n",
-				age(v.Age), v.Model, who, v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
+				age(v.Age), v.Model, who, v.Attempt, len(v.Candidates), v.CandidateCount, v.Dial, v.Sentence)
 			writeCandidates(os.Stdout, v.Candidates, v.Unit, v.Candidates[0].Target)
 		}
 		return exitOK, nil

@@ -17,20 +17,20 @@ const (
 
 // PastChoice is a choice as it was made, without the prompt and the session's key.
 type PastChoice struct {
-	N       uint64        `json:"n"` // its number in the pool, from 1
-	At      time.Time     `json:"-"`
-	Request string        `json:"request_id,omitzero"` // it may be the client's
-	Model   string        `json:"model"`               // as the request names it
-	Reason  string        `json:"reason"`
-	Tokens  int64         `json:"prompt_tokens"` // as estimated; 0 is unknown
-	Attempt int           `json:"attempt"`       // of the request, from 1
-	Rest    string        `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
-	Among   int           `json:"candidates_in_all"`
-	Waited  time.Duration `json:"-"`
-	Why     string        `json:"queued_because,omitzero"` // it waited last
-	Class   string        `json:"class,omitzero"`
-	Tenant  string        `json:"tenant,omitzero"`
-	Unit    string        `json:"cost_unit,omitzero"` // of the costs; empty if no policy compared any
+	N              uint64        `json:"n"` // its number in the pool, from 1
+	At             time.Time     `json:"-"`
+	Request        string        `json:"request_id,omitzero"` // it may be the client's
+	Model          string        `json:"model"`               // as the request names it
+	Reason         string        `json:"reason"`
+	Tokens         int64         `json:"prompt_tokens"` // as estimated; 0 is unknown
+	Attempt        int           `json:"attempt"`       // of the request, from 1
+	Rest           string        `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
+	CandidateCount int           `json:"candidates_in_all"`
+	Waited         time.Duration `json:"-"`
+	Why            string        `json:"queued_because,omitzero"` // it waited last
+	Class          string        `json:"class,omitzero"`
+	Tenant         string        `json:"tenant,omitzero"`
+	Unit           string        `json:"cost_unit,omitzero"` // of the costs; empty if no policy compared any
 
 	Candidates []PastCandidate `json:"-"` // the chosen one, then the best others
 }
@@ -107,5 +107,5 @@ func (c *PastChoice) Note(sel []kvscore.Candidate, dial func(i int) string, chos
 	for _, i := range best[:n] {
 		c.Candidates = append(c.Candidates, PastCandidate{dial(i), sel[i]})
 	}
-	c.Among = len(sel)
+	c.CandidateCount = len(sel)
 }

@@ -36,8 +36,8 @@ func TestBestCandidatesAreKept(t *testing.T) {
 		for _, c := range past.Candidates {
 			got += c.Dial
 		}
-		if got != c.want || past.Among != len(c.costs) {
-			t.Errorf("%v, %d chosen: kept %s of %d, want %s", c.costs, c.chosen, got, past.Among, c.want)
+		if got != c.want || past.CandidateCount != len(c.costs) {
+			t.Errorf("%v, %d chosen: kept %s of %d, want %s", c.costs, c.chosen, got, past.CandidateCount, c.want)
 		}
 	}
 }

@@ -12,8 +12,8 @@ type Outcomes struct {
 }
 
 type outcomes struct {
-	slot int64
-	of   map[[2]string]int64 // by class and outcome
+	slot   int64
+	counts map[[2]string]int64 // by class and outcome
 }
 
 // Count counts a request. Classes and outcomes are few.
@@ -25,7 +25,7 @@ func (o *Outcomes) Count(t time.Time, class, outcome string) {
 	if s.slot != n {
 		*s = outcomes{n, make(map[[2]string]int64)}
 	}
-	s.of[[2]string{class, outcome}]++
+	s.counts[[2]string{class, outcome}]++
 }
 
 // Recent returns the counts by class and outcome.
@@ -37,11 +37,11 @@ func (o *Outcomes) Recent(now time.Time) map[string]map[string]int64 {
 		if o.slots[i].slot <= SlotOf(now)-RecentSlots {
 			continue
 		}
-		for of, n := range o.slots[i].of {
-			if sums[of[0]] == nil {
-				sums[of[0]] = make(map[string]int64)
+		for key, n := range o.slots[i].counts {
+			if sums[key[0]] == nil {
+				sums[key[0]] = make(map[string]int64)
 			}
-			sums[of[0]][of[1]] += n
+			sums[key[0]][key[1]] += n
 		}
 	}
 	return sums

@@ -22,7 +22,7 @@ type budget struct {
 func (b *budget) Request(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.recent.To(now, budgetMemory).All++
+	b.recent.To(now, budgetMemory).Count++
 }
 
 // MayRetry charges one more retry to the budget, unless that would exceed it.
@@ -30,7 +30,7 @@ func (b *budget) MayRetry(now time.Time) bool {
 	b.mu.Lock()
 	spent := b.isSpent(now)
 	if !spent {
-		b.recent.Some++
+		b.recent.Sum++
 	}
 	b.mu.Unlock()
 	if spent {
@@ -51,6 +51,6 @@ func (b *budget) Spent(now time.Time) bool {
 // holds the lock.
 func (b *budget) isSpent(now time.Time) bool {
 	set, r := b.pool.Settings.Load().RetryBudget, b.recent.To(now, budgetMemory)
-	most := set.Percent/100*r.All + set.PerSecond*budgetMemory.Seconds()
-	return most <= 0 || r.Some > most-min(0.05, most/2)
+	most := set.Percent/100*r.Count + set.PerSecond*budgetMemory.Seconds()
+	return most <= 0 || r.Sum > most-min(0.05, most/2)
 }

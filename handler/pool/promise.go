@@ -207,7 +207,7 @@ func (p *Promises) expect(class string, share float64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.accuracy(class).expected.To(now, expectFor)
-	d.All, d.Some = d.All+1, d.Some+share
+	d.Count, d.Sum = d.Count+1, d.Sum+share
 }
 
 // Keep makes the classes with a target known, and forgets all others. It returns those that had one before.
@@ -232,8 +232,8 @@ func (p *Promises) Expected(now time.Time) map[string]float64 {
 	of := make(map[string]float64, len(p.targets))
 	for class := range p.targets {
 		of[class] = 0
-		if a := p.of[class]; a != nil && a.expected.To(now, expectFor).All >= 0.05 {
-			of[class] = a.expected.Some / a.expected.All
+		if a := p.of[class]; a != nil && a.expected.To(now, expectFor).Count >= 0.05 {
+			of[class] = a.expected.Sum / a.expected.Count
 		}
 	}
 	return of

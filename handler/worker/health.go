@@ -272,7 +272,7 @@ func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell boo
 func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.recent.To(now, errorMemory).All++
+	h.recent.To(now, errorMemory).Count++
 	h.recent.inARow = 0
 	if h.window == 0 || begun.Before(h.until) {
 		return false
@@ -294,10 +294,10 @@ func (h *Health) RecordError(now time.Time, serverSide bool, culprit uint64) (er
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
-	if r.To(now, errorMemory); r.inARow == 0 && r.Some < 0.5 {
+	if r.To(now, errorMemory); r.inARow == 0 && r.Sum < 0.5 {
 		r.culprits = nil
 	}
-	r.All, r.Some = r.All+1, r.Some+1
+	r.Count, r.Sum = r.Count+1, r.Sum+1
 	if len(r.culprits) < fewPrompts && !slices.Contains(r.culprits, culprit) {
 		r.culprits = append(r.culprits, culprit)
 	}
@@ -310,7 +310,7 @@ func (h *Health) RecordError(now time.Time, serverSide bool, culprit uint64) (er
 	case r.inARow >= allErrors:
 		return float64(r.inARow), 1
 	}
-	return r.Some, r.Some / r.All
+	return r.Sum, r.Sum / r.Count
 }
 
 // Lately returns the recent answers and errors.
@@ -318,7 +318,7 @@ func (h *Health) Lately(now time.Time) (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.recent.To(now, errorMemory)
-	return r.All, r.Some
+	return r.Count, r.Sum
 }
 
 // HealthState is a worker's health at one moment.
@@ -342,7 +342,7 @@ func (h *Health) State(now time.Time) HealthState {
 		Well:  h.window == 0 || now.Sub(h.until) > idleMarkShown,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
-		Answers: r.All, Errors: r.Some,
+		Answers: r.Count, Errors: r.Sum,
 	}
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
