@@ -184,7 +184,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 		to.gauge(descIncidents, 1, in.What)
 	}
 	collectJournal(to, p.JournalState())
-	collectLimits(to, p.Quota.Stand(t, 0))
+	collectLimits(to, p.Quota.Standing(t, 0))
 	if s, on := p.ShareState(); on {
 		collectShare(to, &s)
 	}

@@ -139,7 +139,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	v := &stateView{
 		Version: observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Choices: []pastView{}, History: []pointView{}, Open: openIncidents(p, t), Routers: []peerView{},
-		Limits: p.Quota.Stand(t, statusTenants),
+		Limits: p.Quota.Standing(t, statusTenants),
 	}
 	v.Classes, v.Tenants = p.Queued(t)
 	v.ByClass = viewClasses(p, v.Classes, t)

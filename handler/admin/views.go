@@ -110,7 +110,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	v := poolView{
 		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
-		Limits:  p.Quota.Stand(t, shownTenants),
+		Limits:  p.Quota.Standing(t, shownTenants),
 		Latency: viewLatency(&s), Incidents: openIncidents(p, t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BodyMemory: body.MaxBytes(), BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,

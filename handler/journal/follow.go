@@ -179,7 +179,7 @@ func (f *Follower) reset(p *peer) {
 
 func (f *Follower) forget(p *peer) {
 	p.decoder.Forget()
-	f.Limits.Gone(p.ID)
+	f.Limits.EndRouter(p.ID)
 }
 
 func (f *Follower) bytes() (n int64) {
@@ -302,7 +302,7 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, past bool) {
 // startEpoch starts a router's epoch, maybe of a new run.
 func (f *Follower) startEpoch(p *peer, h *Head, past bool) {
 	if p.head.Run != h.Run {
-		f.Limits.Gone(p.ID)
+		f.Limits.EndRouter(p.ID)
 	}
 	strange := !p.headSeen || p.Refused != "" || p.head.agrees(h) != nil // then it may have refused this router
 	p.Name, p.Refused, p.head = h.Name, "", *h

@@ -180,8 +180,8 @@ func (j *Journal) Unbound(key affinity.Key, v affinity.Version) {
 	j.note(KindUnbound, kvscore.Target{}, &affinity.Saved{Key: key, Version: v})
 }
 
-// Kept records a response that the engine of a target keeps.
-func (j *Journal) Kept(one Response, t kvscore.Target) {
+// ResponseKept records a response that the engine of a target keeps.
+func (j *Journal) ResponseKept(one Response, t kvscore.Target) {
 	j.note(KindResponse, t, &one)
 }
 
@@ -196,8 +196,8 @@ func (j *Journal) Drained(worker uint64, drains bool, version uint64) {
 	j.note(KindDrained, kvscore.Target{Worker: worker}, &Drain{drains, version})
 }
 
-// Lists records a worker's list of its models, nil if it has none.
-func (j *Journal) Lists(worker uint64, models []Model) {
+// ModelsListed records a worker's list of its models, nil if it has none.
+func (j *Journal) ModelsListed(worker uint64, models []Model) {
 	j.note(KindModels, kvscore.Target{Worker: worker}, &models)
 }
 
@@ -209,8 +209,8 @@ func (j *Journal) Charged(now time.Time, c quota.Change, remote bool) {
 	}
 }
 
-// Stands records how a tenant's account stands, for logs on disk.
-func (j *Journal) Stands(now time.Time, s quota.State) {
+// AccountState records how a tenant's account stands, for logs on disk.
+func (j *Journal) AccountState(now time.Time, s quota.State) {
 	if j.on.Load() {
 		j.add(waiting{disk: true, Record: Record{Kind: KindTenant, At: now, Body: &s}}, nil)
 	}

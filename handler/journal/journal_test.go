@@ -186,7 +186,7 @@ func records() []Record {
 			Key: quota.Key{Tenant: 1, Class: 2}, Requests: 1, Tokens: -500, Running: -1, Age: time.Second,
 		}},
 		{Kind: KindTenant, At: at(1010), Body: &quota.State{Key: quota.Key{Tenant: 1}, Levels: []quota.Level{
-			{Of: quota.Tokens, Per: quota.Day, Used: 7, Period: 20784},
+			{Unit: quota.Tokens, Per: quota.Day, Used: 7, Period: 20784},
 		}}},
 	}
 }

@@ -54,7 +54,7 @@ func (r *limitedRouter) send(to *limitedRouter, at time.Time, past bool) *Sent {
 }
 
 func (r *limitedRouter) used(at time.Time) string {
-	top := r.Stand(at.Add(r.ahead), 9).Top
+	top := r.Standing(at.Add(r.ahead), 9).Top
 	if len(top) == 0 {
 		return "none"
 	}

@@ -420,7 +420,7 @@ func FuzzFollow(f *testing.F) {
 			Worker: func(string) (uint64, bool) { return 1, true },
 		}
 		follower.Limits = new(quota.Book)
-		follower.Limits.Set(&quota.Settings{Default: []quota.Limit{{Of: quota.Tokens, Amount: 5, Per: quota.Day}, {Of: quota.Concurrent, Amount: 1}}})
+		follower.Limits.Set(&quota.Settings{Default: []quota.Limit{{Unit: quota.Tokens, Amount: 5, Per: quota.Day}, {Unit: quota.Concurrent, Amount: 1}}})
 		follower.Memory = int64(len(b)) // less than some take
 		paying := 0
 		follower.Pays = func(by *Payer, _ *kvscore.Lease) func() {
@@ -437,7 +437,7 @@ func FuzzFollow(f *testing.F) {
 			}
 		}
 		follower.Close()
-		for _, one := range follower.Limits.Stand(time.Now(), 9).Top {
+		for _, one := range follower.Limits.Standing(time.Now(), 9).Top {
 			if one.Running != 0 {
 				t.Errorf("%d requests stay", one.Running)
 			}

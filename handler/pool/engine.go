@@ -41,7 +41,7 @@ func (p *Pool) LearnModels(w *worker.Worker, list *worker.ModelList, logger *zap
 	if (list == nil) == (old == nil) && slices.Equal(ids, before) {
 		return
 	}
-	p.kept.journal.Lists(w.ID, keptModels(list))
+	p.kept.journal.ModelsListed(w.ID, keptModels(list))
 	if list == nil {
 		return
 	}

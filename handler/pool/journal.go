@@ -147,7 +147,7 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 	k.log = log
 	k.mu.Unlock()
 	now := time.Now()
-	p.Quota.States(now, 0, func(s *quota.State) { k.journal.Stands(now, *s) })
+	p.Quota.States(now, 0, func(s *quota.State) { k.journal.AccountState(now, *s) })
 	outlet.Keep(ctx, log, p.journalSource())
 }
 

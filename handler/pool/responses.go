@@ -38,7 +38,7 @@ type keptResponse struct {
 // Keep records the target that keeps a response, and its session.
 func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
 	one := keptResponse{xxh3.HashStringSeed(id, r.seed.Load()), t, session}
-	r.journal.Kept(journal.Response{Hash: one.hash, Session: session}, t)
+	r.journal.ResponseKept(journal.Response{Hash: one.hash, Session: session}, t)
 	r.follow(one)
 }
 

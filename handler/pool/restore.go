@@ -32,7 +32,7 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 	begun := time.Now()
 	r := &restorer{
 		pool: p, settings: p.Settings.Load(), begun: begun, byDial: make(map[string]*restoredWorker),
-		limits: p.Quota.Anew(), bindings: make(map[affinity.Key]*restoredBinding), byID: make(map[uint64]*restoredWorker),
+		limits: p.Quota.Empty(), bindings: make(map[affinity.Key]*restoredBinding), byID: make(map[uint64]*restoredWorker),
 	}
 	skipped, err := log.Read(ctx, r.read)
 	if ctx.Err() != nil {

@@ -27,8 +27,8 @@ type account struct {
 // meter is how much of one limit is used. The zero value is none.
 type meter struct {
 	used float64
-	// at is when used was right: the book's time, or the number of the part of the calendar.
-	at int64
+	// asOf is when used was right: the book's time, or the number of the part of the calendar.
+	asOf int64
 }
 
 // moment is a time, as meters compare it.
@@ -41,14 +41,14 @@ type moment struct {
 func (m *meter) advance(l *Limit, t moment) {
 	if l.Per < 0 {
 		// one before is a clock that is set back; more, one that was wrong
-		if n, _ := l.Per.period(t.Time); n > m.at || n < m.at-1 {
-			*m = meter{at: n}
+		if n, _ := l.Per.period(t.Time); n > m.asOf || n < m.asOf-1 {
+			*m = meter{asOf: n}
 		}
 		return
 	}
-	if t.book > m.at {
-		m.used = max(0, m.used-float64(l.Amount)*float64(t.book-m.at)/float64(l.Per))
-		m.at = t.book
+	if t.book > m.asOf {
+		m.used = max(0, m.used-float64(l.Amount)*float64(t.book-m.asOf)/float64(l.Per))
+		m.asOf = t.book
 	}
 }
 
@@ -71,11 +71,11 @@ func (a *account) follow(r *rules, k Key) {
 	if a.rules == r {
 		return
 	}
-	limits := r.of(k)
+	limits := r.limitsOf(k)
 	meters := make([]meter, len(limits))
 	for i := range limits {
 		for j := range a.limits {
-			if a.limits[j].Of == limits[i].Of && a.limits[j].Per == limits[i].Per {
+			if a.limits[j].Unit == limits[i].Unit && a.limits[j].Per == limits[i].Per {
 				meters[i] = a.meters[j]
 			}
 		}
@@ -86,7 +86,7 @@ func (a *account) follow(r *rules, k Key) {
 // advance brings all meters to a time.
 func (a *account) advance(t moment) {
 	for i := range a.meters {
-		if l := &a.limits[i]; l.Of != Concurrent {
+		if l := &a.limits[i]; l.Unit != Concurrent {
 			a.meters[i].advance(l, t)
 		}
 	}
@@ -98,16 +98,16 @@ func (a *account) add(c Change, t moment) {
 	a.touched = max(a.touched, t.book)
 	for i := range a.meters {
 		l, m := &a.limits[i], &a.meters[i]
-		if l.Of == Concurrent {
+		if l.Unit == Concurrent {
 			continue
 		}
 		n := c.Tokens
-		if l.Of == Requests {
+		if l.Unit == Requests {
 			n = c.Requests
 		}
 		m.advance(l, t)
 		if n < 0 && l.Per < 0 {
-			if began, _ := l.Per.period(t.Time.Add(-c.Age)); began < m.at {
+			if began, _ := l.Per.period(t.Time.Add(-c.Age)); began < m.asOf {
 				continue
 			}
 		}
@@ -119,7 +119,7 @@ func (a *account) add(c Change, t moment) {
 func (a *account) used() (part float64) {
 	for i, l := range a.limits {
 		n := a.meters[i].used
-		if l.Of == Concurrent {
+		if l.Unit == Concurrent {
 			n = float64(a.running + a.remote)
 		}
 		part = max(part, n/float64(max(1, l.Amount)))

@@ -21,34 +21,34 @@ const (
 	// firstTypical is the expected answer of a tenant that has had none, in tokens, and learns the
 	// weight of each further one.
 	firstTypical, learns = 256, 0.1
-	// tellEvery is the least time between two reports that a tenant is refused.
-	tellEvery = time.Hour
+	// reportEvery is the least time between two reports that a tenant is refused.
+	reportEvery = time.Hour
 )
 
 // Book has the accounts of all tenants. The zero value limits nothing. Its methods may be called at
 // the same time.
 type Book struct {
-	// Journal is told of changes, to share and to keep them. It may be nil.
+	// Journal gets the changes, to share and to keep them. It may be nil.
 	Journal Journal
 
 	rules atomic.Pointer[rules]
 
 	most int // accounts; 0 stands for maxAccounts
 
-	mu       sync.Mutex
-	began    time.Time // when the book's time begins
-	accounts map[Key]*account
-	peers    map[uint64]map[Key]int // requests under way at other routers
-	refused  [units]uint64
-	lost     uint64 // accounts that were forgotten for want of room
+	mu        sync.Mutex
+	began     time.Time // when the book's time begins
+	accounts  map[Key]*account
+	peers     map[uint64]map[Key]int // requests under way at other routers
+	refused   [units]uint64
+	forgotten uint64 // accounts, for want of room
 }
 
 // Journal keeps what changes.
 type Journal interface {
 	// Charged takes a change of an account. remote says that it is another router's.
 	Charged(now time.Time, c Change, remote bool)
-	// Stands takes how an account stands, as another router reports it.
-	Stands(now time.Time, s State)
+	// AccountState takes how an account stands, as another router reports it.
+	AccountState(now time.Time, s State)
 }
 
 // Set replaces the settings. What was used stays used.
@@ -147,7 +147,7 @@ func (b *Book) Reserve(now time.Time, ask *Ask) (*Reservation, *Exceeded) {
 		return nil, nil
 	}
 	k := Key{ask.Tenant, r.classes[ask.Class]}
-	if len(r.of(k)) == 0 {
+	if len(r.limitsOf(k)) == 0 {
 		return nil, nil
 	}
 	res := &Reservation{book: b, key: k, began: now, prompt: min(max(0, ask.Prompt), maxUsage)}
@@ -176,8 +176,8 @@ func (b *Book) Reserve(now time.Time, ask *Ask) (*Reservation, *Exceeded) {
 // refuse counts a refusal. The lock is held.
 func (b *Book) refuse(a *account, t moment, e *Exceeded) {
 	a.refused++
-	b.refused[e.Limit.Of]++
-	if e.First = a.reportedAt == 0 || t.book-a.reportedAt > int64(tellEvery); e.First {
+	b.refused[e.Limit.Unit]++
+	if e.First = a.reportedAt == 0 || t.book-a.reportedAt > int64(reportEvery); e.First {
 		a.reportedAt = max(1, t.book)
 	}
 	e.Figures, e.Tenant = a.figures(t), a.name
@@ -198,7 +198,7 @@ func (a *account) exceeds(t moment, res *Reservation) *Exceeded {
 	e := &Exceeded{Limit: a.limits[worst]}
 	if wait < forever {
 		e.Wait = wait
-	} else if e.Limit.Of == Tokens {
+	} else if e.Limit.Unit == Tokens {
 		e.Needs = res.prompt
 	}
 	return e
@@ -211,11 +211,11 @@ const forever = time.Duration(math.MaxInt64)
 func (a *account) forbids(i int, t moment, res *Reservation) (bool, time.Duration) {
 	l, need := &a.limits[i], int64(1)
 	switch {
-	case l.Of == Concurrent && l.Amount > 0:
+	case l.Unit == Concurrent && l.Amount > 0:
 		return int64(a.running+a.remote) >= l.Amount, concurrentWait
-	case l.Of == Tokens && res.prompt <= l.Amount:
+	case l.Unit == Tokens && res.prompt <= l.Amount:
 		need = min(res.prompt+res.answer, l.Amount)
-	case l.Of == Tokens:
+	case l.Unit == Tokens:
 		need = res.prompt
 	}
 	if l.Amount == 0 || need > l.Amount {
@@ -229,11 +229,11 @@ func (a *account) forbids(i int, t moment, res *Reservation) (bool, time.Duratio
 func (a *account) figures(t moment) (f Figures) {
 	for i := range a.limits {
 		l, m := &a.limits[i], &a.meters[i]
-		if l.Of == Concurrent {
+		if l.Unit == Concurrent {
 			continue
 		}
 		left := max(0, l.Amount-int64(math.Ceil(m.used)))
-		if to := &f[l.Of]; !to.Set || left < to.Remaining {
+		if to := &f[l.Unit]; !to.Set || left < to.Remaining {
 			*to = Figure{true, l.Amount, left, m.wait(l, t, 0)}
 		}
 	}
@@ -364,6 +364,6 @@ func (b *Book) makeRoom(t moment, r *rules) {
 	}
 	if full && found {
 		delete(b.accounts, least)
-		b.lost++
+		b.forgotten++
 	}
 }

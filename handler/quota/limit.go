@@ -74,7 +74,7 @@ func (w Window) period(t time.Time) (n int64, end time.Time) {
 // Limit is the most that one tenant uses in a time. Its text is like "tokens 2M per 1m",
 // "requests 600 per day" or "concurrent 64".
 type Limit struct {
-	Of     Unit
+	Unit   Unit
 	Amount int64
 	Per    Window
 }
@@ -88,13 +88,13 @@ func ParseLimit(text string) (l Limit, err error) {
 	if len(words) != 2 && (len(words) != 4 || words[2] != "per") {
 		return l, errLimit(text)
 	}
-	for l.Of = 0; l.Of < units && unitNames[l.Of] != words[0]; {
-		l.Of++
+	for l.Unit = 0; l.Unit < units && unitNames[l.Unit] != words[0]; {
+		l.Unit++
 	}
-	if l.Of == units || (l.Of == Concurrent) != (len(words) == 2) {
+	if l.Unit == units || (l.Unit == Concurrent) != (len(words) == 2) {
 		return l, errLimit(text)
 	}
-	if l.Amount, err = parseAmount(words[1]); err != nil || l.Of == Concurrent {
+	if l.Amount, err = parseAmount(words[1]); err != nil || l.Unit == Concurrent {
 		return l, err
 	}
 	switch words[3] {
@@ -140,8 +140,8 @@ func (l Limit) String() string {
 		}
 		amount, suffix = amount/1000, s
 	}
-	s := l.Of.String() + " " + strconv.FormatInt(amount, 10) + suffix
-	if l.Of != Concurrent {
+	s := l.Unit.String() + " " + strconv.FormatInt(amount, 10) + suffix
+	if l.Unit != Concurrent {
 		s += " per " + l.Per.String()
 	}
 	return s
@@ -163,11 +163,11 @@ func CheckLimits(limits []Limit) error {
 	}
 	for i, l := range limits {
 		switch {
-		case l.Of >= units || l.Amount < 0 || l.Amount > maxAmount || (l.Of == Concurrent) != (l.Per == 0):
+		case l.Unit >= units || l.Amount < 0 || l.Amount > maxAmount || (l.Unit == Concurrent) != (l.Per == 0):
 			return errors.New("a limit is incomplete")
 		}
 		for _, other := range limits[:i] {
-			if other.Of == l.Of && other.Per == l.Per {
+			if other.Unit == l.Unit && other.Per == l.Per {
 				return fmt.Errorf("two limits are for the same time: %q and %q", other, l)
 			}
 		}

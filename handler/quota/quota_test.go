@@ -32,7 +32,7 @@ func (f recorder) Charged(now time.Time, c Change, remote bool) {
 	}
 }
 
-func (recorder) Stands(time.Time, State) {}
+func (recorder) AccountState(time.Time, State) {}
 
 func parsed(t testing.TB, texts ...string) (list []Limit) {
 	t.Helper()
@@ -80,7 +80,7 @@ func refuse(t testing.TB, b *Book, now time.Time, a *Ask) *Exceeded {
 // used returns what a tenant has used of its limits.
 func used(t testing.TB, b *Book, now time.Time, name string) (list []int64) {
 	t.Helper()
-	s := b.Stand(now, math.MaxInt)
+	s := b.Standing(now, math.MaxInt)
 	for _, one := range s.Top {
 		if one.Tenant == name {
 			for _, l := range one.Limits {
@@ -315,7 +315,7 @@ func TestManyTenants(t *testing.T) {
 		t.Fatalf("%d accounts", n)
 	}
 	wantUsed(t, b, noon, "heavy", 900, 900, 0)
-	if b.lost == 0 {
+	if b.forgotten == 0 {
 		t.Error("none was forgotten")
 	}
 	held.Drop(noon)
@@ -348,11 +348,11 @@ func TestRouters(t *testing.T) {
 	two.Settle(ahead, reported(2500, 0, 0))
 	wantUsed(t, books[0], noon, "a", 4000, 1)
 	wantUsed(t, books[1], ahead, "a", 4000, 1)
-	books[0].Gone(2) // it was killed: its request under way ends, its charge stays
+	books[0].EndRouter(2) // it was killed: its request under way ends, its charge stays
 	wantUsed(t, books[0], noon, "a", 4000, 0)
-	books[0].Gone(2)
+	books[0].EndRouter(2)
 
-	// a third one joins, and is told how things stand
+	// a third one joins, and gets the state of the tenants
 	third := book(t, "tokens 1M per day", "concurrent 3")
 	for range 2 { // by both
 		books[1].States(ahead, 0, func(s *State) { third.Merge(noon, s) })
@@ -395,7 +395,7 @@ func TestHostileChanges(t *testing.T) {
 		b.Merge(at, &State{c.Key, []Level{{Tokens, Day, c.Tokens, c.Requests}, {9, 9, 9, 9}}})
 	}
 	for i := range uint64(4) {
-		b.Gone(i)
+		b.EndRouter(i)
 	}
 	for _, a := range b.accounts {
 		if a.remote != 0 || a.running != 0 {
@@ -519,12 +519,12 @@ func TestTopTenants(t *testing.T) {
 		}
 	}
 	last := int64(50)
-	for _, one := range b.Stand(noon, 5).Top {
+	for _, one := range b.Standing(noon, 5).Top {
 		if last--; one.Limits[0].Used != last {
 			t.Errorf("%s has used %d, want %d", one.Tenant, one.Limits[0].Used, last)
 		}
 	}
-	if last != 45 || len(b.Stand(noon, 0).Top) != 0 {
+	if last != 45 || len(b.Standing(noon, 0).Top) != 0 {
 		t.Errorf("the last one of the first five has used %d", last)
 	}
 }

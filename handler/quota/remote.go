@@ -22,7 +22,7 @@ type State struct {
 
 // Level is how much of a limit is used.
 type Level struct {
-	Of     Unit   `cbor:"1,keyasint,omitempty"`
+	Unit   Unit   `cbor:"1,keyasint,omitempty"`
 	Per    Window `cbor:"2,keyasint,omitempty"`
 	Used   int64  `cbor:"3,keyasint,omitempty"`
 	Period int64  `cbor:"4,keyasint,omitempty"` // the number of the part of the calendar, if it is a limit for one
@@ -37,32 +37,32 @@ func (b *Book) Apply(router uint64, at time.Time, c Change) {
 	b.with(at, c.Key, func(a *account, t moment) {
 		a.add(c, t)
 		if router != 0 {
-			b.runs(router, a, c.Key, b.peers[router][c.Key]+c.Running)
+			b.setRunning(router, a, c.Key, b.peers[router][c.Key]+c.Running)
 		}
 	})
 	b.changed(at, c, true)
 }
 
-// runs notes how many requests of an account are under way at another router. The lock is held.
-func (b *Book) runs(router uint64, a *account, k Key, n int) {
-	of := b.peers[router]
+// setRunning notes how many requests of an account are under way at another router. The lock is held.
+func (b *Book) setRunning(router uint64, a *account, k Key, n int) {
+	running := b.peers[router]
 	n = max(0, n)
-	if a.remote += n - of[k]; n == 0 {
-		delete(of, k)
+	if a.remote += n - running[k]; n == 0 {
+		delete(running, k)
 		return
 	}
-	if of == nil {
+	if running == nil {
 		if b.peers == nil {
 			b.peers = make(map[uint64]map[Key]int)
 		}
-		of = make(map[Key]int)
-		b.peers[router] = of
+		running = make(map[Key]int)
+		b.peers[router] = running
 	}
-	of[k] = n
+	running[k] = n
 }
 
-// Gone ends the requests of a router that has ended, or begins anew. What they have reserved stays used.
-func (b *Book) Gone(router uint64) {
+// EndRouter ends the requests of a router that has ended, or begins anew. What they have reserved stays used.
+func (b *Book) EndRouter(router uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for k, n := range b.peers[router] {
@@ -95,9 +95,9 @@ func (b *Book) States(now time.Time, within time.Duration, each func(*State)) {
 		s := State{Key: k, Levels: make([]Level, 0, len(a.limits))}
 		for i, l := range a.limits {
 			if m := &a.meters[i]; m.used > 0 {
-				level := Level{Of: l.Of, Per: l.Per, Used: int64(m.used + 0.5)}
+				level := Level{Unit: l.Unit, Per: l.Per, Used: int64(m.used + 0.5)}
 				if l.Per < 0 {
-					level.Period = m.at
+					level.Period = m.asOf
 				}
 				s.Levels = append(s.Levels, level)
 			}
@@ -115,21 +115,21 @@ func (b *Book) States(now time.Time, within time.Duration, each func(*State)) {
 func (b *Book) Merge(at time.Time, s *State) {
 	changed := b.merge(at, s, func(used, theirs float64) float64 { return max(used, theirs) })
 	if changed && b.Journal != nil {
-		b.Journal.Stands(at, *s)
+		b.Journal.AccountState(at, *s)
 	}
 }
 
-// Anew returns an empty book with the same limits.
-func (b *Book) Anew() *Book {
-	of := new(Book)
-	of.rules.Store(b.rules.Load())
-	return of
+// Empty returns an empty book with the same limits.
+func (b *Book) Empty() *Book {
+	empty := new(Book)
+	empty.rules.Store(b.rules.Load())
+	return empty
 }
 
-// Restore takes over a book of an earlier run. If other routers share what they know, they may have told of
+// Restore takes over a book of an earlier run. If other routers share what they know, they may have sent
 // the same use already.
-func (b *Book) Restore(now time.Time, of *Book, shared bool) {
-	of.States(now, 0, func(s *State) {
+func (b *Book) Restore(now time.Time, saved *Book, shared bool) {
+	saved.States(now, 0, func(s *State) {
 		b.merge(now, s, func(used, theirs float64) float64 {
 			if shared {
 				return max(used, theirs)
@@ -154,7 +154,7 @@ func (b *Book) merge(at time.Time, s *State, join func(used, theirs float64) flo
 
 // merge merges what is used of one limit. It returns whether that is more than before.
 func (a *account) merge(t moment, level Level, join func(used, theirs float64) float64) (changed bool) {
-	i := slices.IndexFunc(a.limits, func(l Limit) bool { return l.Of == level.Of && l.Per == level.Per && l.Of != Concurrent })
+	i := slices.IndexFunc(a.limits, func(l Limit) bool { return l.Unit == level.Unit && l.Per == level.Per && l.Unit != Concurrent })
 	if i < 0 {
 		return false
 	}
@@ -162,8 +162,8 @@ func (a *account) merge(t moment, level Level, join func(used, theirs float64) f
 	theirs := float64(min(max(0, level.Used), maxAmount))
 	switch m.advance(l, t); {
 	case l.Per > 0: // since then, some has come back
-		theirs -= float64(l.Amount) * float64(m.at-t.book) / float64(l.Per)
-	case level.Period != m.at:
+		theirs -= float64(l.Amount) * float64(m.asOf-t.book) / float64(l.Per)
+	case level.Period != m.asOf:
 		return false
 	}
 	had := m.used

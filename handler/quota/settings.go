@@ -91,7 +91,7 @@ func Hash(name string) uint64 {
 type rules struct {
 	limits  []Limit
 	classes map[string]uint64  // the hashes of those that have limits
-	within  map[uint64][]Limit // a class, by its hash
+	byClass map[uint64][]Limit // a class, by its hash
 	tenants map[uint64]Tenant
 	cached  float64
 	any     bool // there is a limit
@@ -100,12 +100,12 @@ type rules struct {
 func rulesOf(s *Settings) *rules {
 	r := &rules{
 		limits: s.Default, cached: s.CachedWeight, any: len(s.Default) > 0,
-		classes: make(map[string]uint64), within: make(map[uint64][]Limit), tenants: make(map[uint64]Tenant),
+		classes: make(map[string]uint64), byClass: make(map[uint64][]Limit), tenants: make(map[uint64]Tenant),
 	}
 	for name, limits := range s.Classes {
 		if len(limits) > 0 {
 			r.classes[name], r.any = Hash(name), true
-			r.within[r.classes[name]] = limits
+			r.byClass[r.classes[name]] = limits
 		}
 	}
 	for name, t := range s.Tenants {
@@ -115,9 +115,9 @@ func rulesOf(s *Settings) *rules {
 	return r
 }
 
-// of returns the limits of an account.
-func (r *rules) of(k Key) []Limit {
-	if limits := r.within[k.Class]; limits != nil {
+// limitsOf returns the limits of an account.
+func (r *rules) limitsOf(k Key) []Limit {
+	if limits := r.byClass[k.Class]; limits != nil {
 		return limits
 	}
 	if t, ok := r.tenants[k.Tenant]; ok && t.Limits != nil {

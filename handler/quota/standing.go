@@ -69,8 +69,8 @@ type LimitStanding struct {
 	Reset float64 `json:"reset_seconds"` // until nothing of it is used
 }
 
-// Stand returns how the limits stand, with so many tenants.
-func (b *Book) Stand(now time.Time, most int) *Standing {
+// Standing returns how the limits stand, with so many tenants.
+func (b *Book) Standing(now time.Time, most int) *Standing {
 	r := b.rules.Load()
 	if r == nil || !r.any {
 		return nil
@@ -78,7 +78,7 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t := b.moment(now)
-	s := &Standing{Tenants: len(b.accounts), Forgotten: b.lost, Refused: make(map[string]uint64, units)}
+	s := &Standing{Tenants: len(b.accounts), Forgotten: b.forgotten, Refused: make(map[string]uint64, units)}
 	for of, n := range b.refused {
 		s.Refused[Unit(of).String()] = n //nolint:gosec // one of three
 	}
@@ -103,12 +103,12 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 		top = top[:min(most, len(top))]
 	}
 	for _, o := range top {
-		s.Top = append(s.Top, o.stand(t, o.key))
+		s.Top = append(s.Top, o.standing(t, o.key))
 	}
 	return s
 }
 
-func (a *account) stand(t moment, k Key) TenantStanding {
+func (a *account) standing(t moment, k Key) TenantStanding {
 	s := TenantStanding{Tenant: a.name, Running: a.running + a.remote, Refused: a.refused}
 	if a.name == "" && k.Tenant != 0 {
 		s.Tenant = "#" + strconv.FormatUint(k.Tenant, 16)
@@ -116,7 +116,7 @@ func (a *account) stand(t moment, k Key) TenantStanding {
 	for i := range a.limits {
 		l, m := &a.limits[i], &a.meters[i]
 		one := LimitStanding{Limit: *l, Used: int64(m.used + 0.5), Reset: m.wait(l, t, 0).Seconds()}
-		if l.Of == Concurrent {
+		if l.Unit == Concurrent {
 			one.Used, one.Reset = int64(s.Running), 0
 		}
 		s.Limits = append(s.Limits, one)
