@@ -307,14 +307,14 @@ func TestFaultsOfPhases(t *testing.T) {
 	}
 }
 
-// TestPrefillWorkerVanishes has a prefill worker die after the hand-off, and the decode engine wait.
+// TestPrefillWorkerVanishes has a prefill worker die before the transfer, and the decode engine wait.
 func TestPrefillWorkerVanishes(t *testing.T) {
 	takesSeconds(t)
 	p := startApart(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "split always")
 	setFault(t, p.decode[0], engine.Fault{Kind: engine.FailTransfer, Count: 1})
 	answered := make(chan answer)
 	go func() { answered <- p.chat(t.Context(), long(1)) }()
-	eventually(t, "the hand-off", func() bool {
+	eventually(t, "the prefill phase to end", func() bool {
 		n, _ := posts(p.decode[0])
 		return n == 1 && p.prefill[0].Transfers().Held == 1
 	})
@@ -424,7 +424,7 @@ func TestSlowTransfer(t *testing.T) {
 	p.settled(t)
 }
 
-// TestMooncake has a vLLM hand prompts over by the names in its bootstrap server, over a restart.
+// TestMooncake has a vLLM transfer prompts by the names in its bootstrap server, over a restart.
 func TestMooncake(t *testing.T) {
 	of := func(role engine.Role) *engine.Engine {
 		return startSimulated(t, engine.Config{Flavour: engine.VLLM, Transfer: &engine.Transfer{Role: role}})
@@ -450,13 +450,13 @@ func TestMooncake(t *testing.T) {
 		}
 		return a.wasSplit()
 	}
-	eventually(t, "prompts to be handed over", parts)
+	eventually(t, "prompts to be transferred", parts)
 	prefill.Kill()
 	if parts() {
-		t.Error("a dead engine hands prompts over")
+		t.Error("a dead engine transfers prompts")
 	}
 	revive(t, prefill)
-	eventually(t, "prompts to be handed over again", parts)
+	eventually(t, "prompts to be transferred again", parts)
 	s.booksAtZero(t)
 }
 

@@ -144,7 +144,7 @@ func TestReadTransfer(t *testing.T) {
 	}
 }
 
-// TestMooncake hands prompts over by the names that a bootstrap server gave.
+// TestMooncake transfers prompts by the names that a bootstrap server gave.
 func TestMooncake(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"0":{"engine_id":"a","worker_addr":{"0":{"0":"tcp://h:1"}}},"1":{"engine_id":"b"}}`: "a\nb",

@@ -45,7 +45,7 @@ type Request struct {
 	failed []*worker.Worker // whose prefill phases failed
 	tries  int              // pairs of phases that failed
 
-	refused bool              // a prefill worker refused the request, or did not hand it over
+	refused bool              // a prefill worker refused the request, or transferred nothing
 	blame   [2]*worker.Worker // a pair whose transfer failed, if it was not the request's own fault
 	blamed  time.Time         // when the request began there
 	silent  bool              // its decode phase was, and no more is known

@@ -109,7 +109,7 @@ func (x *exchange) serverInfo() {
 	x.value(info)
 }
 
-// handover answers as a TensorRT-LLM does that hands over no prefill.
+// handover answers as a TensorRT-LLM does that transfers no prefill.
 func (x *exchange) handover() { x.value(object{"disaggregated_params": nil}) }
 
 // drained answers as a TensorRT-LLM does, which gives its statistics away once.
