@@ -203,7 +203,7 @@ const maxSuspects = 2
 // from a hung worker, and check one from a silent prefill worker.
 func (d *Dispatch) affordable(err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.Budget.MayRetry(time.Now())
+	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.Budget.Charge(time.Now())
 }
 
 // A worker may refuse a request that another one would serve. It lacks the model or the path, or the

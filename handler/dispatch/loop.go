@@ -380,7 +380,7 @@ func (d *Dispatch) Prefilled(p *attempt.Attempt, c response.Counts) {
 	}
 }
 
-// MayRetry implements split.Owner.
-func (d *Dispatch) MayRetry() bool {
-	return d.Limits.allow(d.start, d.attempts) && d.Pool.Budget.MayRetry(time.Now())
+// ChargeRetry implements split.Owner.
+func (d *Dispatch) ChargeRetry() bool {
+	return d.Limits.allow(d.start, d.attempts) && d.Pool.Budget.Charge(time.Now())
 }

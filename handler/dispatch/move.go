@@ -252,7 +252,7 @@ func awaitBudget(ctx context.Context, p *pool.Pool, patience time.Duration) bool
 	for begun := time.Now(); ; {
 		b := p.Settings.Load().RetryBudget
 		if !p.Budget.Spent(time.Now()) || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
-			return p.Budget.MayRetry(time.Now())
+			return p.Budget.Charge(time.Now())
 		}
 		if !pool.Sleep(ctx, 100*time.Millisecond) {
 			return false

@@ -25,8 +25,8 @@ func (b *budget) Request(now time.Time) {
 	b.recent.To(now, budgetMemory).Count++
 }
 
-// MayRetry charges one more retry to the budget, unless that would exceed it.
-func (b *budget) MayRetry(now time.Time) bool {
+// Charge charges one more retry to the budget, unless that would exceed it, and returns whether it did.
+func (b *budget) Charge(now time.Time) bool {
 	b.mu.Lock()
 	spent := b.isSpent(now)
 	if !spent {

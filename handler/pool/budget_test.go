@@ -30,7 +30,7 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 		for range v.requests {
 			b.Request(epoch)
 		}
-		for b.MayRetry(epoch) {
+		for b.Charge(epoch) {
 			got++
 		}
 		if got != v.want {
@@ -44,7 +44,7 @@ func TestBudgetComesBack(t *testing.T) {
 	b, retries := budgetOf(RetryBudget{Percent: 20, PerSecond: 0.5}), 0
 	for i := range 1000 {
 		at := epoch.Add(time.Duration(i) * 100 * time.Millisecond)
-		for b.Request(at); b.MayRetry(at); {
+		for b.Request(at); b.Charge(at); {
 			retries++
 		}
 	}

@@ -57,7 +57,7 @@ func (p *Pool) move(w *worker.Worker, drained bool, may func(*worker.Attempt) bo
 		}
 		for to := range m.To(t) {
 			if to.FreeSlots() > placed[to] {
-				if p.Budget.MayRetry(t) {
+				if p.Budget.Charge(t) {
 					placed[to]++
 					a.Cancel(drained)
 				}

@@ -25,8 +25,8 @@ type Owner interface {
 	Renew() (o pool.Offers, follows bool)
 	// Prefilled learns from the counts of the attempt that has computed the prompt.
 	Prefilled(p *attempt.Attempt, c response.Counts)
-	// MayRetry returns whether another attempt may follow, and charges it.
-	MayRetry() bool
+	// ChargeRetry charges another attempt to the retry budget, and returns whether it may follow.
+	ChargeRetry() bool
 }
 
 // Phases are the two phases of an attempt. The attempt itself is the decode phase, with its seat.
@@ -248,7 +248,7 @@ func (l *Phases) check(missed bool) {
 	case l.transferred || l.ended:
 	case err == nil || !missed:
 		l.checkTimer = time.AfterFunc(phasePatience, func() { l.check(err != nil) })
-	case l.owner.MayRetry():
+	case l.owner.ChargeRetry():
 		l.endDecode(transferFailed(ErrPrefillGone)) // not err: the decode worker was connected
 	}
 }

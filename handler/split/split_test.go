@@ -44,7 +44,7 @@ func (r *request) Offers() pool.Offers                             { return r.of
 func (r *request) Wants() pool.Wants                               { return pool.Wants{Rank: pool.AnyRank} }
 func (r *request) Holds() bool                                     { return false }
 func (r *request) IsFinal() bool                                   { return false }
-func (r *request) MayRetry() bool                                  { return true }
+func (r *request) ChargeRetry() bool                               { return true }
 func (r *request) Renew() (pool.Offers, bool)                      { return r.offers, false }
 func (r *request) Prefilled(_ *attempt.Attempt, c response.Counts) { r.counts = c }
 
