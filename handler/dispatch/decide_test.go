@@ -196,7 +196,9 @@ func TestDecisions(t *testing.T) {
 					given = string(text)
 					v.resp.Body = io.NopCloser(bytes.NewReader(text))
 				}
-				got := d.decide(d.plan.HTTP.WithContext(ctx), v.resp, v.resent, v.err)
+				got := d.judge(ctx, v.resp, v.resent, v.err)
+				d.charge(&got, v.resp, v.err)
+				d.matchRetry(&got, d.plan.HTTP.WithContext(ctx), v.resp)
 				if got.String() != v.want {
 					t.Errorf("%s, want %s", got.String(), v.want)
 				}

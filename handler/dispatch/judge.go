@@ -38,6 +38,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	}
 	a, status := d.attempt, resp.StatusCode
 	v := verdict{do: deliver, outcome: a.Shows(worker.OutcomeAnswered, ""), misfit: d.misfit(resp)}
+	v.free = v.misfit == lacksModel || v.misfit == tooLong // one that lacks the path may have read a long upload
 	switch {
 	case v.misfit != fits: // the engine computed nothing, so any request may be sent again
 		left := (v.misfit == lacksModel || d.plan.Infers()) && d.otherLeft()
@@ -83,6 +84,7 @@ func (d *Dispatch) judgeBackup(resp *http.Response) (v verdict, ok bool) {
 	switch v.outcome.Wait = attempt.RetryAfter(resp.Header); {
 	case status < 500 && attempt.TheirKey(a.Worker.Settings().Headers): // another client may be welcome
 		v.do, v.outcome, v.withheld, v.blameless = deliver, a.Shows(worker.OutcomeAnswered, ""), false, true
+		v.free = true
 	case !attempt.Retryable(status):
 		v.outcome.Wait = max(v.outcome.Wait, disownedFor)
 	}
@@ -155,6 +157,7 @@ type verdict struct {
 	suspect   bool           // the engine may have begun to compute: the request may have crashed it
 	misfit    misfit         // the worker cannot serve the request, and another one may
 	blameless bool           // a retry is not the worker's fault
+	free      bool           // a retry is not charged to the retry budget
 	withheld  bool           // the client must not see the answer
 }
 
@@ -197,14 +200,6 @@ func (d *Dispatch) IsFinal() bool {
 // maxSuspects bounds the failed attempts that may have reached an engine: the request itself
 // may crash engines.
 const maxSuspects = 2
-
-// affordable returns whether the retry budget allows another attempt after err. A failed
-// connection is free, because it costs no worker anything. The pool has already charged a move
-// from a hung worker, and check one from a silent prefill worker.
-func (d *Dispatch) affordable(err error) bool {
-	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.Budget.Charge(time.Now())
-}
 
 // A worker may refuse a request that another one would serve. It lacks the model or the path, or the
 // prompt is longer than its context. Such a refusal is asked elsewhere, and marks nobody down. The client gets

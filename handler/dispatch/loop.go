@@ -87,13 +87,16 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 				return nil, &api.Refusal{Err: err} // not the worker's fault
 			}
 		}
-		a := d.attempt
 		resp, resent, err := d.send(req)
 		var v verdict
 		if r == nil {
-			v = d.decide(req, resp, resent, err)
+			v = d.judge(ctx, resp, resent, err)
 		} else {
-			v = r.judge(ctx, a, resp, err)
+			v = r.judge(ctx, d.attempt, resp, err)
+		}
+		d.charge(&v, resp, err)
+		if r == nil {
+			d.matchRetry(&v, req, resp)
 		}
 		d.record(ctx, &v, resp, err)
 		switch v.do {
@@ -112,24 +115,27 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 	}
 }
 
-// decide decides what follows from an attempt at the whole answer. It may read the beginning of
-// resp.Body, and puts it back.
-func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
-	v := d.judge(req.Context(), resp, resent, err)
-	// After a refusal of the model or the length, the engine has computed nothing. One without the path may
-	// have read a long upload.
-	free := v.blameless || v.misfit == lacksModel || v.misfit == tooLong
-	if v.do == retry && !free && !d.affordable(err) {
-		v.do = fail
-		if resp != nil && !v.withheld {
-			v.do = deliver
-		}
+// charge charges a retry to the retry budget, unless it is free. If the budget is spent, no retry
+// follows. A failed connection is free, because it costs no worker anything. The pool has already charged
+// a move from a hung worker, and check one from a silent prefill worker.
+func (d *Dispatch) charge(v *verdict, resp *http.Response, err error) {
+	_, unconnected := errors.AsType[reverseproxy.DialError](err)
+	if v.do != retry || v.free || unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) ||
+		d.Pool.Budget.Charge(time.Now()) {
+		return
 	}
-	if (v.do == deliver || v.do == fail) && len(d.RetryMatch) > 0 && req.Context().Err() == nil && d.mayRetry(false, false) &&
+	if v.do = fail; resp != nil && !v.withheld {
+		v.do = deliver
+	}
+}
+
+// matchRetry retries what would be the last attempt, if the operator's lb_retry_match wants that. The
+// retry budget does not count.
+func (d *Dispatch) matchRetry(v *verdict, req *http.Request, resp *http.Response) {
+	if v.do != retry && len(d.RetryMatch) > 0 && req.Context().Err() == nil && d.mayRetry(false, false) &&
 		matches(d.RetryMatch, d.repl, req, resp) {
 		v.do, v.reason = retry, "retry_match"
 	}
-	return v
 }
 
 // record records what an attempt has shown. If its answer is not the client's, the attempt ends. If another one

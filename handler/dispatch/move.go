@@ -328,10 +328,11 @@ func (r *remainder) seat(ctx context.Context) error {
 	return nil
 }
 
-// judge decides what follows from an attempt at the rest. Only a stream can go on.
+// judge decides what follows from an attempt at the rest. Only a stream can go on. It records in r
+// whether the worker is at fault, and whether it refuses to go on by ids.
 func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Response, err error) verdict {
 	v := r.d.judge(ctx, resp, false, err)
-	v.do, v.reason, v.misfit = fail, "", fits
+	v.do, v.reason, v.misfit, v.free = fail, "", fits, false
 	if err == nil && a.Streams(resp) && !body.Compressed(resp.Header) {
 		v.do = deliver
 		return v
@@ -340,14 +341,12 @@ func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Re
 	if refuses { // it may be the rest's fault
 		v.outcome = a.Shows(worker.OutcomeAnswered, "")
 	}
-	if resp != nil {
-		_ = resp.Body.Close()
-	}
+	v.withheld = resp != nil
 	r.blameless = v.outcome.Kind <= worker.OutcomeGood
 	v.blameless = r.blameless
 	r.refused = r.exact && (refuses || errors.Is(err, resume.ErrExact))
 	last := r.refused || r.triesLeft == 0 || v.suspect && r.d.lastSuspect()
-	if ctx.Err() == nil && !last && r.d.affordable(err) {
+	if ctx.Err() == nil && !last {
 		v.do = retry
 	}
 	return v
