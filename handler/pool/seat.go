@@ -2,13 +2,11 @@ package pool
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -69,118 +67,6 @@ const (
 	WaitsForRoom = "no worker has room"
 )
 
-// Seat finds the request a worker and takes a place there. It gathers the candidates, lets
-// the request choose, books the choice, and takes a slot. If all workers are full, the
-// request waits in the queue, also while a source that follows its upstreams has none. Seat returns
-// how long, and renews the offers if workers change. The error is one of those above, or the
-// context's.
-func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
-	var g grant // the slot that the queue has taken for the request
-	giveBack := func() { p.queue.giveBack(&g) }
-	defer giveBack()
-	var at place
-	if want.Kind != worker.KindOther {
-		p.heed(want, time.Now())
-	}
-	wait := func(want *Wants, why string) error {
-		by.Waits(why)
-		renew := by.Renew
-		if _, follows := renew(); !follows {
-			renew = nil
-		}
-		most := want.Patience - waited
-		if want.isPromised() {
-			most = min(most, time.Until(want.Deadline))
-		}
-		v, d, err := p.queue.wait(ctx, want, o, at, most, renew)
-		g = v
-		waited += d
-		return err
-	}
-	for waitedInVain := false; ; {
-		*o = p.renewed(*o)
-		c := p.Candidates(want, *o, &g, time.Now())
-		found, full := len(c.Targets) > 0, len(c.Full) > 0
-		var choice Choice
-		var sat outcome
-		if found {
-			choice = by.Choose(ctx, c)
-			if waitedInVain {
-				choice.SessionWorker = nil
-			}
-			if choice.Wait == nil && choice.SessionWorker == nil {
-				sat = p.sit(s, want, c, &choice, by, &g, &at)
-			}
-		}
-		p.Return(c) // thousands of requests may wait
-		switch {
-		case sat == seated:
-			return waited, nil
-		case want.Over: // the backups were taken meanwhile
-			giveBack()
-			own := *want
-			own.Over, own.Backups = false, nil
-			want = &own
-		case sat == spilled:
-			over := *want
-			over.Over = true
-			want = &over
-		case sat == crowded && (choice.Bound >= 0 || p.Settings.Load().OverflowAfter > 0): // it waits for its own workers
-			giveBack()
-			own := *want
-			own.Backups = nil
-			err = wait(&own, WaitsForRoom)
-		case sat == tardy:
-			giveBack() // it is charged to the class
-			want, err = late(want, s.soonest, time.Now())
-		case !found && g.worker != nil:
-			giveBack() // its worker cannot be used any more
-		case !found && !full:
-			if err = awaitOffers(want, o, by, wait); err != nil {
-				return waited, err
-			}
-		case choice.Wait != nil:
-			err = choice.Wait(ctx)
-		case choice.SessionWorker != nil:
-			giveBack() // of another worker: all were full before
-			own := *want
-			own.Only = choice.SessionWorker
-			if err = wait(&own, "the session's worker is full"); errors.Is(err, ErrWaited) && !want.isOverdue() {
-				return waited, ErrWaitedForSession
-			}
-			waitedInVain = g.worker == nil
-		case sat == taken && p.Waiting() == 0: // the worker has just filled up
-		case sat == crowded:
-			giveBack()
-			err = wait(want, WaitsForRoom)
-		default:
-			giveBack()
-			err = wait(want, WaitsForSlot)
-		}
-		if errors.Is(err, ErrWaited) && want.isOverdue() {
-			want, err = late(want, 0, time.Now())
-		}
-		if err != nil {
-			return waited, err
-		}
-	}
-}
-
-// awaitOffers has a request wait that is offered nothing, if its source follows its upstreams.
-func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants, string) error) error {
-	if len(o.Ups) > 0 || want.Kind == worker.KindOther {
-		return ErrNoWorker
-	}
-	now, follows := by.Renew()
-	if !follows {
-		return ErrNoWorker
-	}
-	if *o = now; len(now.Ups) > 0 {
-		return nil
-	}
-	return wait(want, "there are no workers")
-}
-
 // Candidates gathers the targets of workers that are free, and the best there are. If the
 // queue has granted a slot of a worker, that one is free for the request, and the others may count as
 // full. granted may be nil. The caller returns the candidates.
@@ -234,101 +120,6 @@ func (p *Pool) Return(c *Candidates) {
 // newRandom returns a source of randomness for one goroutine at a time.
 func newRandom() *rand.Rand {
 	return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // choices are no secrets
-}
-
-// outcome is the result of a choice.
-type outcome uint8
-
-const (
-	unseated outcome = iota // nothing was chosen
-	seated
-	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
-	crowded // no target has room, or the request leaves it to others
-	tardy   // the first token would be late
-	spilled // a backup serves it sooner
-)
-
-// sit books the choice and takes a slot, which may be the granted one. at is what the request would add
-// there.
-func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
-	background := want.isBackground()
-	backup := c.Workers[0].IsBackup()
-	if c.Sel.Needs = kvscore.NoRoom; !c.Granted && !background && !backup {
-		c.Sel.Needs = p.roomNeeded(want, c.At)
-	}
-	c.Sel.Quiet = background && !c.Granted
-	if c.Sel.Quiet && (p.queue.others.Load() > 0 || !p.spares(want, c.offers, c.At)) {
-		return crowded
-	}
-	if c.Sel.Within = 0; !backup {
-		c.Sel.Within = p.within(want, c.At)
-	}
-	i, lease := p.Scheduler.Select(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
-	terms := &c.Sel.Candidates[i]
-	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
-	late := !backup && p.predict(s, want, c, choice.Bound, i, lease != nil)
-	spills := !backup && c.spare && !c.Granted && choice.Bound < 0 && (late || p.spills(want, c, lease != nil))
-	if (late || spills) && lease != nil { // a policy has changed its candidates, or a backup is sooner
-		lease.End(false, nil)
-	}
-	switch {
-	case spills:
-		return spilled
-	case late:
-		return tardy
-	case lease == nil:
-		return crowded
-	}
-	s.pool, s.Lease, s.left, s.bill = p, lease, false, bill{}
-	defer func() {
-		if sat != seated {
-			s.Leave(false, nil) // also if something below panics
-		}
-	}()
-	s.Worker, s.Target, s.Upstream, s.Begun, s.Kind = c.Workers[i], c.Targets[i].Target, c.Upstreams[i], c.At, want.Kind
-	s.Terms, s.Tokens, s.Known = *terms, c.Sel.Tokens, c.Sel.Known
-	s.Among, s.Unpriced = len(c.Targets), choice.Bound >= 0
-	switch {
-	case s.Worker == g.worker:
-		p.queue.booked(g)
-		s.slot, s.bill, *g = true, g.bill, grant{}
-	case c.Granted: // another one, which is better for it
-		if s.slot = s.Worker.TakeSlot(); !s.slot {
-			return taken
-		}
-		s.bill, g.bill = g.bill, bill{}
-		p.queue.giveBack(g)
-	case want.Kind == worker.KindOther:
-	case p.queue.takeUnclaimed(s.Worker, want, c.Sel.Needs > kvscore.NoRoom):
-		s.slot = true
-	case background:
-		return crowded
-	default:
-		return taken
-	}
-	s.Ahead = s.Terms.PrefillTokens + s.Tokens
-	s.Rank = s.Target.Rank
-	if s.slot {
-		p.queue.seat(&s.bill, want, at.work)
-		p.kept.journal.Paid(lease.Journaled(), &journal.Payer{Class: want.class(), Tenant: want.Tenant, Weight: want.TenantWeight})
-	}
-	s.Enter(!want.NoTrial)
-	by.Chosen(c, i, s.Unpriced)
-	return seated
-}
-
-// spills returns whether a backup serves a request: its workers have no room, or their first token would
-// come later than the operator allows.
-func (p *Pool) spills(want *Wants, c *Candidates, hasRoom bool) bool {
-	after := time.Duration(p.Settings.Load().OverflowAfter)
-	if after == 0 {
-		return !hasRoom && c.Sel.Needs < kvscore.Clear // the queue decides on a tenant's surplus
-	}
-	soonest := c.Sel.Soonest(-1)
-	if !hasRoom {
-		soonest += p.queue.ahead(want, 0)
-	}
-	return soonest > after.Seconds()*1e3
 }
 
 // SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such

@@ -459,7 +459,7 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	c := p.Candidates(&anyWorker, o, nil, time.Now())
 	p.dropAt("a:1")
 	choice := by.Choose(t.Context(), c)
-	p.sit(&s, &anyWorker, c, &choice, by, new(grant), new(place))
+	(&seating{Pool: p, want: &anyWorker, by: by, seat: &s}).sit(c, &choice)
 	s.Leave(true, nil)
 	if _, known := p.Scheduler.Load(time.Now(), workers[0].Target(0)); known {
 		t.Error("the scheduler knows the worker")
