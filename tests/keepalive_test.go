@@ -96,6 +96,7 @@ func TestKeepalive(t *testing.T) {
 		engine                    bool   // the header is the engine's
 	}{
 		{name: "prefill", engines: []http.HandlerFunc{streams}, want: keepaliveComment + wholeStream},
+		{name: "expects 100", header: []string{"Expect", "100-continue"}, engines: []http.HandlerFunc{streams}, want: keepaliveComment + wholeStream},
 		{name: "queue", block: maxRunning(1), full: true, engines: []http.HandlerFunc{streams}, want: keepaliveComment + wholeStream},
 		{name: "compressed", before: "encode gzip", header: []string{"Accept-Encoding", "gzip"}, engines: []http.HandlerFunc{streams}, want: keepaliveComment + wholeStream},
 		{name: "retry", engines: []http.HandlerFunc{hangsUp, streams}, want: keepaliveComment + wholeStream},

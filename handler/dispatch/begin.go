@@ -61,6 +61,10 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 		out.Body = d.plan.Once
 		return out
 	}
+	if out.Header.Get("Expect") != "" { // the body is here: nothing is left to ask the engine for
+		out.Header = maps.Clone(out.Header)
+		out.Header.Del("Expect")
+	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
 	if d.Body.Size > 0 || r.ContentLength < 0 {
 		d.lazy = &body.Lazy{Of: d.Body}

@@ -98,8 +98,10 @@ func (k *Keepalive) Late() bool {
 // Header implements http.ResponseWriter. It is first called when there is an answer.
 func (k *Keepalive) Header() http.Header {
 	if k.header == nil {
-		if k.header = k.client.Header(); k.Late() {
+		if k.Late() { // first: until then, tick may write the client's header
 			k.header = make(http.Header)
+		} else {
+			k.header = k.client.Header()
 		}
 	}
 	return k.header
