@@ -32,6 +32,9 @@ var (
 		"Mean time between the chunks of a streamed answer, once per answer.", "worker", "model")
 )
 
+// IsModelLabel returns whether metrics name a model.
+func IsModelLabel(model string) bool { return len(model) <= maxModelLabel && utf8.ValidString(model) }
+
 // Outcomes of attempts whose request went on at another worker. Metrics have them beside the outcomes
 // of requests.
 const (
@@ -105,7 +108,7 @@ func NewWorker(pool, dial string) *Worker {
 // have metrics of their own: other names come from clients.
 func (w *Worker) ModelMetrics(model string, known bool) *ModelMetrics {
 	label := model
-	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !known) {
+	if model != "" && (!IsModelLabel(model) || !known) {
 		label = modelOther
 	}
 	w.mu.Lock()

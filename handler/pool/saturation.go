@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -17,8 +18,8 @@ type Saturated struct {
 	Model string // empty: any
 }
 
-// mostModels bounds the models of which the saturation is shown, beside that of all.
-const mostModels = 50
+// mostModels bounds the saturations that are shown. Those of all models, and of the first ones by name, are.
+const mostModels = 256
 
 // Saturations returns how busy workers are, from 0 to 1, on average. That of all whole requests is always
 // there. It is 1 while requests wait. Engines that sleep or drain do not count, nor do backups.
@@ -31,9 +32,10 @@ func (p *Pool) Saturations(t time.Time) map[Saturated]float64 {
 		}
 		one, role := p.saturation(t, w), w.Engine().Role()
 		for _, of := range append(w.BaseModels(), "") {
-			key := Saturated{role, of}
-			sums[key] += one
-			workers[key]++
+			if key := (Saturated{role, of}); observe.IsModelLabel(of) {
+				sums[key] += one
+				workers[key]++
+			}
 		}
 	}
 	for key, n := range workers {

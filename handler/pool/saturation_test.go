@@ -1,7 +1,9 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +35,21 @@ func TestSaturation(t *testing.T) {
 	want(p, Saturated{engine.RolePrefill, ""}, 1)
 	p.Drain(p.Worker("b:1"), true)
 	want(p, Saturated{engine.RoleBoth, "m"}, 0.5)
+
+	var many []string
+	for i := range 2 * mostModels {
+		many = append(many, fmt.Sprintf("model-%03d", i))
+	}
+	p = testPool(t, wanted(worker.Settings{Dial: "a:1", Models: append(many, strings.Repeat("m", 1000), "\xff")}))
+	if n := len(p.Saturations(time.Now())); n != mostModels {
+		t.Errorf("%d saturations", n)
+	}
+	want(p, Saturated{engine.RoleBoth, "model-254"}, 0)
+	want(p, Saturated{engine.RoleBoth, ""}, 0)
+	p = testPool(t, wanted(worker.Settings{Dial: "a:1", Models: []string{strings.Repeat("m", 1000), "\xff"}}))
+	if all := p.Saturations(time.Now()); len(all) != 1 {
+		t.Errorf("saturations %v", all)
+	}
 }
 
 // TestExpectedFirstTokens has the ratio of a class begin with 0, follow predictions, and go back to 0. It ends with the
