@@ -131,6 +131,7 @@ func (h *heldAnswer) drop() {
 // waiting is what the request's waits came to, over all attempts.
 type waiting struct {
 	waited     time.Duration // in the queue
+	most       time.Duration // that it may wait, as the last wait began
 	since      time.Time     // when it began to wait for the seat that it has no time of in waited; zero if it did not
 	why        string        // the request waited last
 	turnedAway *api.Refusal  // why the request is not served

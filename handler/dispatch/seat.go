@@ -89,6 +89,7 @@ func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers
 			want.Patience = min(want.Patience, wait)
 		}
 	}
+	d.wait.most = d.wait.waited + want.Patience
 	waited, err := d.Pool.Seat(ctx, want, o, by, &a.Seat)
 	d.wait.waited, d.wait.since = d.wait.waited+waited, time.Time{}
 	if err == nil {
@@ -122,10 +123,9 @@ const longestRetryAfter = 10 * time.Minute
 // turnAway records that the operator's limits refuse the request. err is the queue's.
 func (d *Dispatch) turnAway(err error) {
 	set := d.Pool.Settings.Load()
-	most := time.Duration(set.MaxWait)
 	e := &api.Refusal{
 		API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeQueueTimeout,
-		RetryAfter: max(1, int(min(most, time.Minute)/time.Second)), // by then, all that wait now have left the queue
+		RetryAfter: max(1, int(min(time.Duration(set.MaxWait), time.Minute)/time.Second)), // by then, all that wait now have left the queue
 	}
 	var late *pool.LateError
 	incident := "requests waited too long, and the queue rejected them"
@@ -144,7 +144,7 @@ func (d *Dispatch) turnAway(err error) {
 			reason = turnedAwayBackground
 		}
 	case errors.Is(err, pool.ErrWaitedForSession):
-		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
+		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", d.wait.most)
 	case errors.As(err, &late):
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeLate
 		e.Err = fmt.Errorf("%w; try again later", late)
@@ -153,7 +153,7 @@ func (d *Dispatch) turnAway(err error) {
 		reason = turnedAwayLate
 		d.promised(promiseRefused)
 	default:
-		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
+		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, d.wait.most)
 	}
 	d.Pool.Raise(time.Now(), incident, e.Err)
 	rejectedTotal.WithLabelValues(d.Pool.Name, reason).Inc()
