@@ -416,6 +416,12 @@ func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
 					got[d] = s.exchange(t.Context(), v.method, "/"+d+"/"+version+v.path, body, prepare)
 				}
 				plain, ours := got["reverse_proxy"], got["kv_router"]
+				if v.name == "Expect" { // the router has the whole body: nothing is left to ask the engine for
+					if seen := ours.Seen.Get("X-Seen-Expect"); seen != "" {
+						t.Errorf("the engine saw Expect: %s", seen)
+					}
+					ours.Seen.Set("X-Seen-Expect", plain.Seen.Get("X-Seen-Expect"))
+				}
 				if !reflect.DeepEqual(ours, plain) {
 					t.Errorf("got  %+v\nwant %+v", ours, plain)
 				}
