@@ -55,15 +55,11 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	var ctx context.Context
 	ctx, d.Trace = attempt.StartTrace(r.Context(), d.plan, d.Pool.Name, d.start)
 	out := r.WithContext(context.WithValue(ctx, dispatchKey{}, d))
-	out.Header = withoutUpgrade(d.plan.WithoutRouting(r.Header), d.plan.API != nil)
+	out.Header = withoutOffers(d.plan.WithoutRouting(r.Header), d.plan.API != nil, d.Body != nil)
 	out.Trailer = nil // it could have routing headers, and engines read none
 	if d.Body == nil {
 		out.Body = d.plan.Once
 		return out
-	}
-	if out.Header.Get("Expect") != "" { // the body is here: nothing is left to ask the engine for
-		out.Header = maps.Clone(out.Header)
-		out.Header.Del("Expect")
 	}
 	out.Body, out.TransferEncoding = http.NoBody, nil
 	if d.Body.Size > 0 || r.ContentLength < 0 {
@@ -81,16 +77,24 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 	return out
 }
 
-// withoutUpgrade returns a header without an offer that the engine must not see: of h2c, or of any
+// withoutOffers returns a header without what the engine must not see. That is an offer of h2c, or of any
 // other protocol with an inference. Java's HttpClient offers h2c with each request. The protocol
-// no longer exists (RFC 9113, 3.1), but uvicorn then drops the body.
-func withoutUpgrade(h http.Header, infers bool) http.Header {
+// no longer exists (RFC 9113, 3.1), but uvicorn then drops the body. An engine that gets a whole body need not
+// say that it expects one.
+func withoutOffers(h http.Header, infers, whole bool) http.Header {
 	offers := strings.ToLower(strings.Join(h["Upgrade"], ","))
-	if offers == "" || !infers && !strings.Contains(offers, "h2c") {
+	upgrades := offers != "" && (infers || strings.Contains(offers, "h2c"))
+	expects := whole && len(h["Expect"]) > 0
+	if !upgrades && !expects {
 		return h
 	}
 	kept := maps.Clone(h) // the server's own is shared
-	delete(kept, "Upgrade")
+	if upgrades {
+		delete(kept, "Upgrade")
+	}
+	if expects {
+		delete(kept, "Expect")
+	}
 	return kept
 }
 
