@@ -172,11 +172,11 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) unmarshalModel(d *caddyfile.Dispenser) error {
-	var m plan.PublicModel
+	h.Models = append(h.Models, plan.PublicModel{})
+	m := &h.Models[len(h.Models)-1]
 	if !d.AllArgs(&m.Name) {
 		return d.ArgErr()
 	}
-	defer func() { h.Models = append(h.Models, m) }()
 	return options{"to": repeated(func(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
 		if len(args) != 1 && (len(args) != 3 || args[1] != "weight") {
